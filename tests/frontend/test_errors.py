@@ -114,15 +114,15 @@ def test_call_without_source() -> None:
     @weft.kernel
     def f(x):
         for i in range(4):
-            x[i] = math.lgamma(x[i])
+            x[i] = math.gamma(x[i])
 
     expect(
         weft.KernelTypeError,
         lambda: f(x),
-        "`math.lgamma` cannot be called in a device loop: weft has no such function yet",
-        "x[i] = math.lgamma(x[i])",
-        "math.lgamma(x[i])",
-        "call it in the host part and pass the result",
+        "`math.gamma` cannot be called in a device loop: weft has no such function yet",
+        "x[i] = math.gamma(x[i])",
+        "math.gamma(x[i])",
+        "call it in the host part and pass the result; docs/functions.md has what there is",
     )
 
 
@@ -802,20 +802,6 @@ def test_attributes_that_are_not_there_are_no_methods():
             f"this must be a scalar, and is `{name}`, which no such {of} has"
         )
         assert caught.value.help == help
-
-
-def test_the_help_for_softplus_does_not_overflow():
-    @weft.kernel
-    def f(x, o):
-        for i in o:
-            o[i] = torch.nn.functional.softplus(x[i])
-
-    with pytest.raises(weft.CompileError) as caught:
-        f(torch.ones(3), torch.ones(3))
-    text = caught.value.help.removeprefix("write ")
-    for x in (-1000.0, -2.0, 0.0, 2.0, 1000.0):
-        expected = torch.nn.functional.softplus(torch.tensor(x, dtype=torch.float64)).item()
-        assert eval(text, {"math": math, "x": x}) == pytest.approx(expected, rel=1e-7, abs=1e-12)
 
 
 @pytest.mark.parametrize("shape", [-2, "a", (2, -1), 2.5, (2, "b")])

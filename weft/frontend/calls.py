@@ -10,7 +10,6 @@ import ast
 import contextlib
 import functools
 import inspect
-import itertools
 import math
 import types
 from collections.abc import Sequence
@@ -43,15 +42,11 @@ from weft.frontend import (
 from weft.frontend.bits import BITS
 from weft.frontend.casts import (
     CASTING,
-    MOST_ELEMENTS,
     Handler,
     cast,
     dtype_from,
-    dtype_name,
-    extent,
     of_constants,
     static_items,
-    too_large,
     vector_type,
 )
 from weft.frontend.closures import LocalFunction
@@ -76,8 +71,8 @@ from weft.frontend.kinds import (
 )
 from weft.frontend.names import KNOWN_MODULES
 from weft.frontend.scope import Guard
-from weft.lang import names
-from weft.lang.dtypes import ComplexType, DType, as_dtype, complex_type, f32
+from weft.lang import function_table, names
+from weft.lang.dtypes import ComplexType, DType, as_dtype, complex_type
 from weft.lang.types import TYPE_QUESTIONS, matrix, vector
 from weft.lang.vectors import MatrixType, VectorType
 from weft.source import adds_nothing
@@ -103,13 +98,18 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
         raise KernelTypeError(
             f"{describe(function)} cannot be called", span, help="call a function"
         )
-    target = function.value
+    written = target = function.value
     if isinstance(target, LocalFunction):
         return closures.call(cx, target, _arguments(cx, node), _keywords(cx, node), node)
+    if names.canonical(target) is None:
+        target = function_table.stands_for(target)
+        function = function if target is written else Static(target)
     if isinstance(target, torch.dtype):  # `x.dtype(v)` casts, too
         target = complex_type(target) or as_dtype(target)
     if isinstance(target, DType | ComplexType):
         (x,) = bound(("x",), repr(target))
+        if _is_of_numpy(written) and isinstance(x, Static):  # a number of Python's, too
+            return of_constants(lambda value: written(value).item(), [x.value], node, span)
         return cast(cx, x, target, span)
     if isinstance(target, (VectorType, MatrixType)):
         return vector_type(cx, target, bound(("x -", "*"), ast.unparse(node.func)), span)
@@ -183,6 +183,10 @@ def _held(made: Static, name: str, place: int | str) -> Static:
     return Static(value, (*made.key, name, place), read)
 
 
+# What is called otherwise than by a method that is written in Python.
+_NO_OBJECTS = (type, types.FunctionType, types.MethodType, torch.nn.Module)
+
+
 def _inlined(
     cx: Lowering, node: ast.Call, function: Static, span: Span, receiver: Sequence[Operand] = ()
 ) -> Operand:
@@ -194,9 +198,6 @@ def _inlined(
         and all(isinstance(a, Static) for a in arguments)
     ):
         return of_constants(target, [a.value for a in arguments], node, span)  # type: ignore[union-attr]
-    if _is_of_numpy(target) and arguments and all(isinstance(a, Static) for a in arguments):
-        made = lambda *values: target(*values).item()  # noqa: E731
-        return of_constants(made, [a.value for a in arguments], node, span)  # type: ignore[union-attr]
     if target is breakpoint:
         raise KernelSyntaxError(
             "`breakpoint()` in compiled code", span,
@@ -208,6 +209,20 @@ def _inlined(
         receiver = [*(_held(function, "args", k) for k in range(len(target.args))), *receiver]
         named = {**{k: _held(function, "keywords", k) for k in target.keywords}, **named}
         target = target.func
+        name = names.canonical(target)
+        if name in HANDLERS and name not in INLINED and not isinstance(target, functools.partial):
+            text = ast.unparse(node.func)
+            given = [*receiver, *arguments], named | _keywords(cx, node)
+            return HANDLERS[name](
+                cx, node, signatures.bind(signatures.FUNCTIONS[name], text, *given, span)
+            )
+        target = function_table.stands_for(target)
+    called = inspect.getattr_static(type(target), "__call__", None)
+    if isinstance(called, types.FunctionType) and not isinstance(target, _NO_OBJECTS):
+        cx.guards.append(Guard(type(target), "__call__", called))
+        receiver = [Static(target, function.key, function.read), *receiver]
+        found: Any = called
+        target = found
     if isinstance(target, types.MethodType):
         receiver = [Static(target.__self__), *receiver]
         target = target.__func__
@@ -270,14 +285,9 @@ def _places(signature: inspect.Signature, node: ast.Call, before: int) -> dict[s
 
 # Functions that are evaluated by Python where all arguments are known at compile time.
 _OF_CONSTANTS = (
-    ord,
-    chr,
-    str,
-    vector,
-    matrix,
-    *TYPE_QUESTIONS,
+    ord, chr, str, vector, matrix, *TYPE_QUESTIONS, *function_table.LIMITS,
     *(f for f in vars(math).values() if callable(f)),
-)
+)  # fmt: skip
 
 
 def _is_of_numpy(target: Any) -> bool:
@@ -340,25 +350,6 @@ def _grouped(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
         f"`grouped` takes a tensor or an ndrange, and this is {describe(x)}",
         span,
         help="write weft.grouped(x) or weft.grouped(weft.ndrange(n, m))",
-    )
-
-
-def _static(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
-    span = cx.span(node)
-    if len(arguments) != 1:
-        return Tup(arguments)
-    x = arguments[0]
-    if isinstance(x, Range) and all(isinstance(v, Static) for v in (x.lower, x.upper, x.step)):
-        return Static(range(x.lower.value, x.upper.value, x.step.value))  # type: ignore[union-attr]
-    if isinstance(x, Box) and all(isinstance(v, Static) for pair in x.bounds for v in pair):
-        ranges = [range(low.value, high.value) for low, high in x.bounds]  # type: ignore[union-attr]
-        return Static(tuple(itertools.product(*ranges) if len(ranges) > 1 else ranges[0]))
-    if isinstance(x, (Static, Tup, Vec)):
-        return x
-    raise KernelTypeError(
-        "`static` needs what is known at compile time",
-        span,
-        help="constants, template() arguments, and shapes of local arrays are known",
     )
 
 
@@ -450,44 +441,7 @@ def _divmod(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     return Tup([expressions.binary(cx, symbol, a, b, span) for symbol in ("//", "%")])
 
 
-def _needs(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
-    """Of a function of weft's own: ``inline`` says where it was called."""
-    condition, message = arguments
-    if not isinstance(condition, Static) or not isinstance(message, Static):
-        raise KernelTypeError("a condition that is only known at run time", cx.span(node),
-                              help="write assert")  # fmt: skip
-    if not condition.value:
-        raise KernelTypeError(str(message.value), cx.span(node))
-    return Static(None)
-
-
-def _nothing(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
-    return Static(None)
-
-
-# --- vectors, local arrays ----------------------------------------------------------------------
-
-
-def _zeros(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
-    """``weft.zeros((4, 8), weft.f32)``: a local array."""
-    span = cx.span(node)
-    items = static_items(arguments[0])
-    sizes = items if items is not None else arguments[:1]
-    shape = tuple(extent(size, span) for size in sizes)
-    if math.prod(shape) > MOST_ELEMENTS:
-        raise too_large(math.prod(shape), span)
-    given = signatures.argument(arguments, 1)
-    kind = dtype_from(given, span) if given else f32
-    if isinstance(kind, (VectorType, MatrixType)):
-        raise KernelTypeError("a local array of vectors", span,
-                              help="give it one more dimension: weft.zeros((n, 3))")  # fmt: skip
-    if isinstance(kind, ComplexType):
-        return elements.local_array(cx, shape, kind.part, pair=True)
-    dtype = dtype_name(kind)
-    dtype = {"int": "i64", "float": cx.scalars.float_type.name}.get(dtype, dtype)
-    return elements.local_array(cx, shape, dtype)
-
-
+# --- vectors ------------------------------------------------------------------------------------
 def _of_method(name: str) -> Handler:
     """``weft.math.dot(a, b)`` is ``a.dot(b)``."""
 
@@ -576,14 +530,13 @@ HANDLERS: dict[str, Handler] = {
     **statics.HANDLERS,
     "divmod": _divmod,
     "int": _to(int), "float": _to(float), "bool": _to(bool),
-    "range": _range, "ndrange": _ndrange, "grouped": _grouped, "static": _static,
+    "range": _range, "ndrange": _ndrange, "grouped": _grouped,
     "serial": lambda cx, node, arguments: arguments[0],
-    "loop_config": _nothing, "sync": _nothing, "needs": _needs,
     "len": _len, "sum": _sum, "any": _any("|"), "all": _any("&"), "tuple": _tuple, "list": _tuple,
     "enumerate": _enumerate, "zip": _zip,
-    "sorted": lists.ordered, "array": lists.of_torch,
+    "sorted": lists.ordered, "array": lists.of_torch, "zeros": lists.zeros,
     "reversed": lambda cx, node, a: sequences.reverse(cx, a[0], cx.span(node)),
-    **constructors.FUNCTIONS, "zeros": _zeros,
+    **constructors.FUNCTIONS,
     "dot": _of_method("dot"), "cross": _of_method("cross"), "length": _of_method("norm"),
     "normalize": _of_method("normalized"), "determinant": _of_method("determinant"),
     "inverse": _of_method("inverse"), "distance": _distance, "cast": _cast,

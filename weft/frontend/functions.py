@@ -218,6 +218,15 @@ def _clamp(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     return result
 
 
+def _widened(cx: Lowering, a: list[Operand], span: Span) -> Operand:
+    return cx.scalars.cast(a[0], "f64", span)
+
+
+def _narrowed(cx: Lowering, a: list[Operand], span: Span) -> Operand:
+    dtype = cx.scalars.number(a[1], span)
+    return cx.scalars.cast(a[0], dtype if is_float(dtype) else "float", span)
+
+
 def _bit_count(cx: Lowering, a: list[Operand], span: Span) -> Operand:
     dtype = cx.scalars.number(a[0], span)
     if not is_int(dtype):
@@ -254,6 +263,7 @@ FUNCTIONS: dict[str, Handler] = {
     "gt": _comparison(">"), "ge": _comparison(">="), "ne": _comparison("!="),
     "logical_and": _logical("&"), "logical_or": _logical("|"),
     "fmod": _each(remainder), "fmin": _fminmax("<"), "fmax": _fminmax(">"),
+    "widened": _each(_widened), "narrowed": _each(_narrowed),
     "fma": _each(_fma), "select": _each(_select), "clamp": _clamp,
     "min": _extremes("<"), "max": _extremes(">"),
     "minimum": _propagating("minimum"), "maximum": _propagating("maximum"),

@@ -9,12 +9,20 @@ from __future__ import annotations
 
 import ast
 import functools
+import math
 
 import torch
 
 from weft.errors import KernelTypeError, Span
 from weft.frontend import elements
-from weft.frontend.casts import dtype_from, dtype_name, extent, static_items
+from weft.frontend.casts import (
+    MOST_ELEMENTS,
+    dtype_from,
+    dtype_name,
+    extent,
+    static_items,
+    too_large,
+)
 from weft.frontend.context import Lowering
 from weft.frontend.kinds import (
     Operand,
@@ -26,9 +34,11 @@ from weft.frontend.kinds import (
     is_complex,
     promote,
 )
+from weft.frontend.signatures import argument
 from weft.ir import types as ir
 from weft.ir.core import Value
-from weft.lang.dtypes import as_dtype
+from weft.lang.dtypes import ComplexType, as_dtype, f32
+from weft.lang.vectors import MatrixType, VectorType
 
 MOST_ITEMS = 1 << 12  # of a list that is written as a product
 
@@ -91,6 +101,31 @@ def check_stored(cx: Lowering, tensor: Tensor, value: Operand, span: Span) -> No
         cx.widen(tensor.key, value, span)
 
 
+def zeros(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
+    """``weft.zeros((4, 8), weft.f32)``: a local array."""
+    span = cx.span(node)
+    items = static_items(arguments[0])
+    shape = _shape(items if items is not None else arguments[:1], span)
+    given = argument(arguments, 1)
+    kind = dtype_from(given, span) if given else f32
+    if isinstance(kind, (VectorType, MatrixType)):
+        raise KernelTypeError("a local array of vectors", span,
+                              help="give it one more dimension: weft.zeros((n, 3))")  # fmt: skip
+    if isinstance(kind, ComplexType):
+        return elements.local_array(cx, shape, kind.part, pair=True)
+    dtype = dtype_name(kind)
+    dtype = {"int": "i64", "float": cx.scalars.float_type.name}.get(dtype, dtype)
+    return elements.local_array(cx, shape, dtype)
+
+
+def _shape(sizes: list[Operand], span: Span) -> tuple[int, ...]:
+    """The sizes of an array of the iteration. Raises ``KernelValueError``."""
+    shape = tuple(extent(size, span) for size in sizes)
+    if math.prod(shape) > MOST_ELEMENTS:
+        raise too_large(math.prod(shape), span)
+    return shape
+
+
 def of_torch(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     """``torch.zeros(6)``, ``torch.ones((2, 3), dtype=...)``, ``torch.full((3,), v)``."""
     span, name = cx.span(node), ast.unparse(node.func).rpartition(".")[2]
@@ -103,13 +138,18 @@ def of_torch(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     if not sizes:
         raise KernelTypeError(f"`torch.{name}` of no sizes in a device loop", span,
                               help="write the sizes: torch.zeros(6)")  # fmt: skip
-    shape = tuple(extent(size, span) for size in sizes)
+    shape = _shape(sizes, span)
     chosen = given.get("dtype")
     if name == "full" and chosen is None and dtype_of(fill) in ("int", "bool"):
         chosen = Static(torch.int64 if dtype_of(fill) == "int" else torch.bool)
     default = as_dtype(torch.get_default_dtype())
-    dtype = dtype_name(dtype_from(chosen, span) if chosen is not None else default)
-    made = elements.local_array(cx, shape, dtype)
+    kind = dtype_from(chosen, span) if chosen is not None else default
+    pair = isinstance(kind, ComplexType)
+    dtype = kind.part if pair else dtype_name(kind)
+    if pair and not (isinstance(fill, Static) and fill.value == 0):
+        raise KernelTypeError(f"`torch.{name}` of complex numbers in a device loop", span,
+                              help="write torch.zeros(...), and store the numbers")  # fmt: skip
+    made = elements.local_array(cx, shape, dtype, pair=pair)
     made.listed = True
     if not (isinstance(fill, Static) and fill.value == 0):
         value = cx.scalars.cast(cx.read_scalar(fill, span), dtype, span)

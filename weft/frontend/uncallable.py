@@ -12,17 +12,8 @@ from weft.frontend.context import Lowering
 _HOST = "call it in the host part and pass the result"
 # What is written in place of a function, by its name.
 _INSTEAD = {
-    "maximum": "weft.max(a, b)", "minimum": "weft.min(a, b)",
-    "clip": "weft.math.clamp(x, low, high)",
     "amax": "weft.max(a, b)", "amin": "weft.min(a, b)", "max": "max(a, b) or torch.maximum(a, b)",
-    "min": "min(a, b) or torch.minimum(a, b)", "where": "weft.select(condition, a, b)",
-    "power": "a ** b", "absolute": "abs(x)", "arctan2": "math.atan2(y, x)",
-    "logaddexp": "max(a, b) + math.log1p(math.exp(-abs(a - b)))",
-    "gelu": "0.5 * x * (1 + math.erf(x * math.sqrt(0.5)))", "silu": "x * torch.sigmoid(x)",
-    "softplus": "max(x, 0.0) + math.log1p(math.exp(-abs(x)))",
-    "isclose": "abs(a - b) <= tolerance",
-    "finfo": "its number as a global, FMAX = torch.finfo(...).max",
-    "iinfo": "its number as a global, IMAX = torch.iinfo(...).max",
+    "min": "min(a, b) or torch.minimum(a, b)",
     "zeros": "weft.zeros(n, weft.f32) for an array of the iteration",
     "rand": "a tensor of random numbers, made in the host part", "map": "a loop",
     "random": "a tensor of random numbers, made in the host part", "filter": "a loop with an `if`",
@@ -36,7 +27,7 @@ def reason(target: Any) -> tuple[str, str]:
     if isinstance(target, types.FunctionType) and module not in ("numpy", "torch"):
         return "", ""
     instead = _INSTEAD.get(name)
-    write = f"write {instead}" if instead else _HOST
+    write = f"write {instead}" if instead else f"{_HOST}; docs/functions.md has what there is"
     if module == "numpy" or type(target).__module__.partition(".")[0] == "numpy":
         same = getattr(math, name, None)
         if instead is None and callable(same):

@@ -17,10 +17,12 @@ from typing import Any
 import torch
 
 from weft.errors import KernelTypeError
+from weft.lang import function_table
 from weft.lang.dtypes import (
     DType,
     Scalar,
     as_dtype,
+    f64,
     i32,
     involves_unsigned,
     quietly,
@@ -204,6 +206,22 @@ def fract(x: Any) -> Any:
 def cast(value: Any, dtype: Any) -> Any:
     """``value`` as ``dtype``, weft's or torch's: Taichi's name for ``dtype(value)``."""
     return (as_dtype(dtype) if isinstance(dtype, torch.dtype) else dtype)(value)
+
+
+def widened(x: Any) -> Any:
+    """``x`` in float64: for formulas that lose digits, whose result is ``narrowed``."""
+    return _spread(lambda item: f64(item) if isinstance(item, torch.Tensor) else float(item), x)
+
+
+def narrowed(y: Any, x: Any) -> Any:
+    """``y`` as a float of the type of ``x``; of an integer, f32."""
+
+    def scalar(y: Any, x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return float(y)
+        return _value(y.to(x.dtype if x.dtype.is_floating_point else torch.float32))
+
+    return _spread(scalar, y, x)
 
 
 def mix(x: Any, y: Any, a: Any) -> Any:
@@ -431,6 +449,8 @@ _GEOMETRY = (
 
 
 def __getattr__(name: str) -> Any:
+    if name in function_table.FORMULAS:
+        return function_table.formula(name)
     if name in _GEOMETRY:
         return getattr(importlib.import_module("weft.lang.geometry"), name)
     raise AttributeError(f"module 'weft.math' has no attribute {name!r}")

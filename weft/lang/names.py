@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from weft.lang import atomics, elements, field, loops, math, pending, random
+from weft.lang import atomics, elements, field, function_table, loops, math, pending, random
 from weft.lang.vectors import Matrix, Vector
 
 # One row a scalar function: the canonical name, what takes how many operands, and where it is found
@@ -102,7 +102,8 @@ for _module, _words in (
     (loops, ("ndrange", "grouped", "serial", "static", "loop_config", "func",
              "static_assert", "static_print", "loop_unique", "stop_grad")),
     (field, ("zeros", "field")),
-    (math, ("cast", "clz", "zero", "one", "bit_shr", "bit_cast", "raw_div", "raw_mod", "frexp")),
+    (math, ("cast", "clz", "zero", "one", "bit_shr", "bit_cast", "raw_div", "raw_mod", "frexp",
+            "widened", "narrowed")),
     (pending, ("sync",)), (elements, ("needs",)),
     (random, ("random", "randn", "randint")),
     (torch.special, ("erf", "erfc", "expm1")),
@@ -141,6 +142,10 @@ BUILTINS.update({
     Matrix.rows: "Matrix.rows", Matrix.cols: "Matrix.cols", field.var: "field",
     Vector.field: "field", Matrix.field: "field",
 })  # fmt: skip
+
+
+for _function, _word in function_table.renamed():
+    BUILTINS.setdefault(_function, _word)
 
 
 # What was in these modules when weft was imported: torch.export replaces some of it for its own.

@@ -1,0 +1,301 @@
+"""Functions of torch, NumPy and Python's math that are formulas in a kernel: their values, and
+their derivatives, beside torch's in float64, over the whole range of floats, with its ends."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import weft
+from tests.lang import functions_page
+from weft.errors import KernelTypeError
+from weft.lang import function_table
+
+special = torch.special
+SMOOTH = [
+    functional.gelu, functools.partial(functional.gelu, approximate="tanh"), functional.silu,
+    functional.softplus, functools.partial(functional.softplus, beta=2.5, threshold=3.0),
+    functional.logsigmoid, functional.mish, functional.elu,
+    functools.partial(functional.elu, alpha=0.3), functional.celu, functional.selu,
+    functional.leaky_relu, functional.hardtanh, functional.relu6, functional.hardsigmoid,
+    functional.hardswish, functional.softsign, functional.tanhshrink, functional.softshrink,
+    functional.hardshrink, functools.partial(functional.threshold, threshold=0.5, value=-2.0),
+    special.ndtr, torch.i0, special.i1, special.i0e, special.i1e, torch.sinc, torch.frac,
+]  # fmt: skip
+# Those with poles or ends.
+POLES = [
+    torch.lgamma, torch.digamma, torch.erfinv, special.entr, torch.logit,
+    functools.partial(torch.logit, eps=0.125),
+]  # fmt: skip
+UNARY = [SMOOTH, POLES]
+BINARY = [torch.logaddexp, torch.logaddexp2, torch.xlogy, special.xlog1py, torch.heaviside]
+# Where results cross 0 the error is one of what they are made of, of the size of the arguments.
+CROSSING = {"tanhshrink", "lgamma", "digamma", "sinc", "entr", "logit", "logaddexp", "logaddexp2"}
+ULPS = {"lgamma": 64.0, "digamma": 64.0}  # of float64; 8 of others
+
+
+def digamma(x: torch.Tensor) -> torch.Tensor:
+    """By reflection: torch's own is wrong in the twelfth digit near negative integers."""
+    rest = x - x.round()
+    turned = torch.digamma(1 - x) - math.pi / torch.tan(math.pi * rest)
+    return torch.where((x < 0) & (rest != 0), turned, torch.digamma(x))
+
+
+# torch's own lose the digits of small results.
+EXACT = {
+    "digamma": digamma,
+    "ndtr": lambda x: 0.5 * torch.erfc(-x / math.sqrt(2)),
+    "gelu": lambda x: 0.5 * x * torch.erfc(-x / math.sqrt(2)),
+    "gelu tanh": lambda x: x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)),
+}
+
+
+# How much more than a rounding that of an exponent is.
+ROUNDED = {
+    "softplus": lambda x: 2.5 * x, "gelu": torch.square, "ndtr": torch.square,
+    "gelu tanh": lambda x: x**3,
+}  # fmt: skip
+
+
+def name_of(function) -> str:
+    approximate = getattr(function, "keywords", {}).get("approximate", "")
+    name = getattr(function, "func", function).__name__.removeprefix("special_")
+    return f"{name} {approximate}".strip()
+
+
+@weft.kernel
+def unary(which: weft.template(), x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(len(UNARY[which]), x.shape[0], dtype=x.dtype)
+    for i in range(x.shape[0]):
+        for k in weft.static(range(len(UNARY[which]))):
+            out[k, i] = UNARY[which][k](x[i])
+    return out
+
+
+@weft.kernel
+def binary(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(len(BINARY), x.shape[0], dtype=x.dtype)
+    for i in range(x.shape[0]):
+        for k in weft.static(range(len(BINARY))):
+            out[k, i] = BINARY[k](x[i], y[i])
+    return out
+
+
+def points(dtype: torch.dtype) -> torch.Tensor:
+    """Many, of all magnitudes, close to where formulas change, and the ends of the range."""
+    limits = torch.finfo(dtype)
+    some = [torch.linspace(-30, 30, 1201, dtype=torch.float64) + 1e-3, torch.arange(-12.0, 25.0)]
+    sizes = torch.logspace(
+        math.log10(limits.tiny), math.log10(limits.max), 300, dtype=torch.float64
+    )
+    near = torch.logspace(-7 if dtype is torch.float32 else -15, 0, 60, dtype=torch.float64)
+    some += [sizes, -sizes, 1 - near, near - 1, 1 + near, 2 + near]
+    some += [torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 0.5, -0.5])]
+    return torch.cat([s.double() for s in some]).to(dtype)
+
+
+def compare(functions, found: torch.Tensor, *arguments: torch.Tensor) -> None:
+    wide = [a.double() for a in arguments]
+    for function, row in zip(functions, found, strict=True):
+        expected = EXACT.get(name_of(function), function)(*wide)
+        size = expected.abs()
+        size = size * (1 + ROUNDED.get(name_of(function), torch.zeros_like)(wide[0].abs()))
+        if name_of(function) in CROSSING:
+            size = torch.stack([size, torch.ones_like(size), *(a.abs() for a in wide)]).amax(0)
+        limits = torch.finfo(row.dtype)
+        ulps = ULPS.get(name_of(function), 8.0) if row.dtype is torch.float64 else 8.0
+        room = ulps * limits.eps * size + 4 * limits.tiny
+        rounded = expected.to(row.dtype)
+        ends = ~rounded.isfinite() | ~row.isfinite()
+        fits = (row == rounded) | (row.isnan() & rounded.isnan())
+        near = size > limits.max * (1 - 64 * limits.eps)  # overflows
+        wrong = torch.where(ends, ~(fits | near), (row.double() - expected).abs() > room)
+        shown = [wide[0][wrong][:5], row[wrong][:5], expected[wrong][:5]]
+        assert not wrong.any(), (name_of(function), shown)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)]
+)
+def test_functions_of_one_number(dtype):
+    x = points(dtype)
+    for which, functions in enumerate(UNARY):
+        compare(functions, unary(which, x), x)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)]
+)
+def test_functions_of_two_numbers(dtype):
+    torch.manual_seed(3)
+    x = points(dtype)
+    y = x[torch.randperm(len(x))]
+    y[:20] = x[:20]
+    compare(BINARY, binary(x, y), x, y)
+
+
+@pytest.mark.parametrize("which", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_derivatives(which):
+    """Of each function, at many points where it has one, and as torch has it where it bends."""
+    plain = torch.linspace(-7.9, 7.9, 80, dtype=torch.float64)
+    bends = torch.tensor([0.0, -3.0, 3.0, 1.0, -1.0, 6.0, 0.5, -0.5, 0.125], dtype=torch.float64)
+    x = torch.cat([plain, plain / 8, *([bends] if which == 0 else [])]).requires_grad_()
+    found = unary(which, x)
+    for k, function in enumerate(UNARY[which]):
+        own = x.detach().requires_grad_()
+        function(own).nan_to_num(0.0, 0.0, 0.0).sum().backward()
+        (g,) = torch.autograd.grad(found[k].nan_to_num(0.0, 0.0, 0.0).sum(), x, retain_graph=True)
+        here = own.grad.isfinite() & found[k].isfinite()
+        room = 1e-8 * (1 + own.grad.abs())  # torch has 1 / 6 of hardsigmoid in float32
+        wrong = here & ~((g - own.grad).abs() <= room)
+        assert not wrong.any(), (name_of(function), x[wrong], g[wrong], own.grad[wrong])
+
+
+@weft.kernel
+def whole(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor):
+    for i in range(a.shape[0]):
+        out[0, i] = math.gcd(a[i], b[i])
+        out[1, i] = torch.lcm(a[i], b[i])
+        out[2, i] = np.gcd(a[i], 12)
+
+
+def test_common_divisors():
+    a, b = torch.randint(-60, 61, (2, 200))
+    a[0], b[0], a[1], b[2] = 0, 0, 0, 0
+    out = torch.full((3, 200), -7)
+    whole(a, b, out)
+    expected = [torch.gcd(a, b), torch.lcm(a, b), torch.gcd(a, torch.tensor(12))]
+    torch.testing.assert_close(out, torch.stack(expected))
+
+
+@weft.kernel
+def closeness(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor):
+    for i in range(a.shape[0]):
+        out[0, i] = torch.isclose(a[i], b[i])
+        out[1, i] = torch.isclose(a[i], b[i], rtol=0.1, equal_nan=True)
+        out[2, i] = math.isclose(a[i], b[i])
+        out[3, i] = math.isclose(a[i], b[i], rel_tol=0.1, abs_tol=0.5)
+        out[4, i] = torch.signbit(a[i])
+        out[5, i] = np.isfinite(a[i])
+
+
+def test_closeness():
+    ends = torch.tensor(
+        [0.0, -0.0, 1.0, 1 + 1e-6, 1.09, math.inf, -math.inf, math.nan, 1e-9, 1e300]
+    )
+    a, b = torch.cartesian_prod(ends.double(), ends.double()).T
+    out = torch.zeros(6, len(a), dtype=torch.bool)
+    closeness(a, b, out)
+    pairs = list(zip(a.tolist(), b.tolist(), strict=True))
+    expected = torch.stack([
+        torch.isclose(a, b), torch.isclose(a, b, rtol=0.1, equal_nan=True),
+        torch.tensor([math.isclose(*pair) for pair in pairs]),
+        torch.tensor([math.isclose(*pair, rel_tol=0.1, abs_tol=0.5) for pair in pairs]),
+        torch.signbit(a), torch.isfinite(a),
+    ])  # fmt: skip
+    torch.testing.assert_close(out, expected)
+
+
+class Scaled:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, x, power=1):
+        return self.factor * x**power
+
+
+def weighted(x, weight, *, bias):
+    return x * weight + bias
+
+
+DOUBLED = Scaled(2.0)
+BYTE = torch.iinfo(torch.int8)
+BIASED = functools.partial(weighted, bias=0.5)
+LIMITED = functools.partial(torch.clamp, min=0.25, max=0.75)
+
+
+@weft.kernel
+def habits(x: torch.Tensor, out: torch.Tensor):
+    for i in range(x.shape[0]):
+        out[0, i] = np.exp(x[i]) + np.pi * np.sqrt(x[i]) - np.log1p(x[i])
+        out[1, i] = np.float64(x[i]) + np.float32(2.0)
+        out[2, i] = (
+            torch.finfo(x.dtype).eps + np.finfo(np.float32).max + torch.iinfo(torch.int8).max
+        )
+        out[3, i] = DOUBLED(x[i], power=2) + BIASED(x[i], 3.0) + LIMITED(x[i])
+        larger = np.where(x[i] > 0.5, 1.0, 2.0)
+        out[4, i] = np.maximum(x[i], 0.5) + np.clip(x[i], 0.2, 0.4) + larger
+        out[5, i] = weft.math.lgamma(x[i]) + weft.math.gelu(x[i]) + torch.lerp(x[i], 2.0, 0.25)
+
+
+def test_numpy_partials_and_objects_that_can_be_called():
+    x = torch.rand(20)
+    out = torch.zeros(6, 20, dtype=torch.float64)
+    habits(x, out)
+    v = x.double()
+    expected = torch.stack([
+        v.exp() + math.pi * v.sqrt() - v.log1p(), v + 2,
+        torch.full_like(v, 2**-23 + float(np.finfo(np.float32).max) + 127),
+        2 * v**2 + 3 * v + 0.5 + v.clamp(0.25, 0.75),
+        v.clamp(min=0.5) + v.clamp(0.2, 0.4) + torch.where(x > 0.5, 1.0, 2.0),
+        torch.lgamma(v) + functional.gelu(v) + torch.lerp(v, torch.full_like(v, 2.0), 0.25),
+    ])  # fmt: skip
+    torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-6)
+    DOUBLED.factor = 5.0
+    habits(x, out)
+    torch.testing.assert_close(out[3], expected[3] + 3 * v**2, rtol=1e-6, atol=1e-6)
+    DOUBLED.factor = 2.0
+
+
+def test_in_python_weft_has_them_too():
+    assert weft.math.lgamma(5.0) == pytest.approx(math.log(24))
+    assert weft.math.gelu(torch.tensor(1.0)).dtype is torch.float32
+    both = weft.math.silu(weft.Vector([1.0, 2.0])).to_list()
+    assert both == pytest.approx(functional.silu(torch.tensor([1.0, 2.0])).tolist())
+    assert weft.math.erfinv(1.5) != weft.math.erfinv(1.5)
+
+
+def test_vectors_go_element_by_element():
+    @weft.kernel
+    def each(x: torch.Tensor, out: torch.Tensor):
+        for i in range(x.shape[0]):
+            v = functional.softplus(torch.lgamma(weft.Vector([x[i], 2 * x[i]])))
+            out[i] = v.x + v.y
+
+    x = torch.rand(5, dtype=torch.float64)
+    out = torch.zeros_like(x)
+    each(x, out)
+    expected = functional.softplus(torch.lgamma(torch.stack([x, 2 * x]))).sum(0)
+    torch.testing.assert_close(out, expected)
+
+
+def test_names_of_the_table_are_there():
+    for name, paths in function_table.FORMULAS.items():
+        assert callable(function_table.formula(name)), name
+        for path in paths.split():
+            assert function_table.stands_for(function_table.named(path)) is not None, path
+    for function, word in function_table.renamed():
+        assert weft.lang.names.canonical(function) == word
+
+
+def test_the_page_of_functions_is_made_of_the_tables():
+    assert functions_page.PAGE.read_text() == functions_page.page(), (
+        "write it anew: python -m tests.lang.functions_page"
+    )
+
+
+def test_what_is_not_there_is_refused_by_name():
+    @weft.kernel
+    def bessel(x: torch.Tensor):
+        for i in range(x.shape[0]):
+            x[i] = torch.special.bessel_j0(x[i])
+
+    with pytest.raises(KernelTypeError) as caught:
+        bessel(torch.ones(1))
+    assert "`torch.special.bessel_j0` cannot be called in a device loop" in str(caught.value)
+    assert "docs/functions.md" in str(caught.value)

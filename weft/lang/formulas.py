@@ -1,0 +1,347 @@
+"""Functions of scalars that are formulas of others, written in the language: inlined in a kernel,
+and differentiated as they stand. ``function_table.py`` says what stands for each in torch, NumPy
+and Python's ``math``. What loses digits is computed in float64 and rounded once (``widened``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.lang import math
+from weft.lang.loops import static
+
+_ROOT_HALF = 0.7071067811865476
+_LOG_2 = 0.6931471805599453
+_PI = 3.141592653589793
+_HALF_LOG_2PI = 0.9189385332046728
+# Of Stirling's series for the logarithm of the gamma function, and for its derivative: Bernoulli's
+# numbers over 2 k (2 k - 1), and over 2 k (Abramowitz and Stegun 6.1.41, 6.3.18).
+_STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
+_DIGAMMA = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12)
+_SHIFT = 10  # recurrences go up to arguments from which on the series are exact
+_SERIES = 20.0  # Bessel functions: power series up to here, asymptotic ones beyond
+
+
+# --- activations ----------------------------------------------------------------------------------
+def gelu(x: Any, approximate: Any = "none") -> Any:
+    """``x`` times the normal distribution's cumulative function, or its approximation by tanh."""
+    if static(approximate == "tanh"):
+        return x * math.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    return 0.5 * x * math.erfc(-_ROOT_HALF * x)
+
+
+def silu(x: Any, inplace: Any = False) -> Any:
+    return x * math.sigmoid(x)
+
+
+def softplus(x: Any, beta: Any = 1.0, threshold: Any = 20.0) -> Any:
+    """``log(1 + exp(beta x)) / beta``; ``x`` itself where ``beta x`` is above the threshold."""
+    far = x * beta > threshold
+    return math.select(far, x, math.log1p(math.exp(math.select(far, 0.0, x * beta))) / beta)
+
+
+def logsigmoid(x: Any) -> Any:
+    below = x < 0.0
+    size = math.select(below, x, -x)
+    return math.select(below, x, 0.0) - math.log1p(math.exp(size))
+
+
+def mish(x: Any, inplace: Any = False) -> Any:
+    return x * math.tanh(softplus(x))
+
+
+def elu(x: Any, alpha: Any = 1.0, inplace: Any = False) -> Any:
+    above = x > 0.0
+    return math.select(above, x, alpha * math.expm1(math.select(above, 0.0, x)))
+
+
+def celu(x: Any, alpha: Any = 1.0, inplace: Any = False) -> Any:
+    above = x > 0.0
+    return math.select(above, x, alpha * math.expm1(math.select(above, 0.0, x) / alpha))
+
+
+def selu(x: Any, inplace: Any = False) -> Any:
+    return 1.0507009873554805 * elu(x, 1.6732632423543772)
+
+
+def leaky_relu(x: Any, negative_slope: Any = 0.01, inplace: Any = False) -> Any:
+    return math.select(x > 0.0, x, negative_slope * x)
+
+
+def hardtanh(x: Any, min_val: Any = -1.0, max_val: Any = 1.0, inplace: Any = False) -> Any:
+    return math.select(x <= min_val, min_val, math.select(x >= max_val, max_val, x))
+
+
+def relu6(x: Any, inplace: Any = False) -> Any:
+    return hardtanh(x, 0.0, 6.0)
+
+
+def hardsigmoid(x: Any, inplace: Any = False) -> Any:
+    return hardtanh(x + 3.0, 0.0, 6.0) / 6.0
+
+
+def hardswish(x: Any, inplace: Any = False) -> Any:
+    low, high = x <= -3.0, x >= 3.0
+    return math.select(low, x * 0.0, math.select(high, x, x * (x + 3.0) / 6.0))
+
+
+def softsign(x: Any) -> Any:
+    return x / (1.0 + abs(x))
+
+
+def tanhshrink(x: Any) -> Any:
+    return x - math.tanh(x)
+
+
+def softshrink(x: Any, lambd: Any = 0.5) -> Any:
+    return math.select(x > lambd, x - lambd, math.select(x < -lambd, x + lambd, x * 0.0))
+
+
+def hardshrink(x: Any, lambd: Any = 0.5) -> Any:
+    return math.select((x >= -lambd) & (x <= lambd), 0.0, x)
+
+
+def threshold(x: Any, threshold: Any, value: Any, inplace: Any = False) -> Any:
+    return math.select(x <= threshold, value, x)
+
+
+# --- logarithms and exponentials ------------------------------------------------------------------
+def logaddexp(x: Any, y: Any) -> Any:
+    """``log(exp(x) + exp(y))``."""
+    apart = math.select(x == y, 0.0, x - y)  # infinities of one sign
+    return math.max(x, y) + math.log1p(math.exp(-abs(apart)))
+
+
+def logaddexp2(x: Any, y: Any) -> Any:
+    """``log2(2**x + 2**y)``."""
+    apart = math.select(x == y, 0.0, x - y)
+    return math.max(x, y) + math.log1p(math.exp2(-abs(apart))) / _LOG_2
+
+
+def xlogy(x: Any, y: Any) -> Any:
+    """``x log(y)``; 0 where x is 0, and NaN where y is."""
+    none = (x == 0.0) & (y == y)
+    return math.select(none, 0.0, x * math.log(math.select(none, 1.0, y)))
+
+
+def xlog1py(x: Any, y: Any) -> Any:
+    """``x log(1 + y)``; 0 where x is 0, and NaN where y is."""
+    none = (x == 0.0) & (y == y)
+    return math.select(none, 0.0, x * math.log1p(math.select(none, 0.0, y)))
+
+
+def entr(x: Any) -> Any:
+    """``-x log(x)``, 0 at 0, minus infinity below."""
+    inside = x > 0.0
+    found = -x * math.log(math.select(inside, x, 1.0))
+    return math.select(
+        inside, found, math.select(x == 0.0, 0.0, math.select(x < 0.0, -math.inf, x))
+    )
+
+
+def logit(x: Any, eps: Any = None) -> Any:
+    """``log(x / (1 - x))``, of x clamped to ``eps .. 1 - eps``."""
+    inside = x if static(eps is None) else math.clamp(x, eps, 1.0 - eps)
+    return math.log(inside / (1.0 - inside))
+
+
+def sinc(x: Any) -> Any:
+    """``sin(pi x) / (pi x)``, 1 at 0."""
+    none = x == 0.0
+    other = math.select(none, 1.0, x)
+    found = math.sin(_PI * (other - 2.0 * math.round(0.5 * other))) / (_PI * other)
+    return math.select(none, 1.0, found)
+
+
+def ldexp(x: Any, n: Any) -> Any:
+    """``x * 2**n``."""
+    return x * math.exp2(1.0 * n)
+
+
+def _zeros(x: Any) -> Any:
+    """0, for each element of a vector."""
+    return math.select(x == x, 0.0, 0.0)
+
+
+# --- the gamma and error functions ----------------------------------------------------------------
+def _sin_pi(x: Any) -> Any:
+    """``sin(pi x)`` up to its sign."""
+    return math.sin(_PI * (x - math.round(x)))
+
+
+def _log_gamma(x: Any) -> Any:
+    """Of x from 0.5 on."""
+    shifted = x < _SHIFT
+    product = 1.0 + _zeros(x)
+    for k in static(range(_SHIFT)):
+        product = product * (math.select(shifted, x, 1.0) + k)
+    z = math.select(shifted, x + _SHIFT, x)
+    series = _zeros(x)
+    for term in static(_STIRLING[::-1]):
+        series = series / (z * z) + term
+    found = (z - 0.5) * math.log(z) - z + _HALF_LOG_2PI + series / z
+    return math.select(shifted, found - math.log(product), found)
+
+
+def lgamma(x: Any) -> Any:
+    """The logarithm of the gamma function's magnitude; infinite at 0 and negative integers."""
+    wide = math.widened(x)
+    below, finite = wide < 0.5, abs(wide) < math.inf
+    found = _log_gamma(math.select(finite, math.select(below, 1.0 - wide, wide), 1.0))
+    sine = abs(_sin_pi(math.select(below & finite, wide, 0.5)))
+    found = math.select(below, math.log(_PI / sine) - found, found)
+    return math.narrowed(math.select(finite, found, wide * wide), x)
+
+
+def digamma(x: Any) -> Any:
+    """The derivative of ``lgamma``; NaN at negative integers, infinite at 0 (with the other
+    sign)."""
+    wide = math.widened(x)
+    below = wide < 0.5
+    z = math.select(below, 1.0 - wide, wide)
+    shifted = z < _SHIFT
+    steps = _zeros(z)
+    for k in static(range(_SHIFT)):
+        steps = steps + 1.0 / (math.select(shifted, z, 1.0) + k)
+    y = math.select(shifted, z + _SHIFT, z)
+    series = _zeros(z)
+    for term in static(_DIGAMMA[::-1]):
+        series = (series + term) / (y * y)
+    found = math.log(y) - 0.5 / y - series
+    found = math.select(shifted, found - steps, found)
+    pole = below & (wide == math.floor(wide))
+    rest = math.select(below & (wide != math.floor(wide)), wide - math.round(wide), 0.25)
+    found = math.select(below, found - _PI / math.tan(_PI * rest), found)
+    at_pole = math.select(wide == 0.0, -math.copysign(math.inf, wide), math.nan)
+    return math.narrowed(math.select(pole, at_pole, found), x)
+
+
+def erfinv(x: Any) -> Any:
+    """The inverse of ``erf``: an approximation of few digits (Giles, GPU Computing Gems, 2011) and
+    four steps of Halley's method."""
+    wide = math.widened(x)
+    inside = abs(wide) < 1.0
+    rest = math.select(inside, 1.0 - abs(wide), 0.5)  # exact
+    w = -math.log(rest * (2.0 - rest))
+    small = w < 5.0
+    near = math.select(small, w, 2.5) - 2.5
+    far = math.sqrt(math.select(small, 9.0, w)) - 3.0
+    a = 1.50140941 + near * (0.246640727 + near * (-0.00417768164 - near * 0.00125372503))
+    b = 2.83297682 + far * (1.00167406 + far * (0.00943887047 - far * 0.0076224613))
+    size = math.select(inside, abs(wide), 0.5)
+    y = math.select(small, a, b) * size
+    for _ in static(range(4)):
+        slope = 1.1283791670955126 * math.exp(-y * y)
+        short = math.select(size < 0.5, size - math.erf(y), math.erfc(y) - rest)
+        step = short / slope
+        y = y + step / (1.0 - y * step)  # Halley's
+    found = math.copysign(y, wide)
+    ends = math.select(abs(wide) == 1.0, math.copysign(math.inf, wide), math.nan)
+    return math.narrowed(math.select(inside, found, ends), x)
+
+
+def ndtr(x: Any) -> Any:
+    """The normal distribution's cumulative function."""
+    return 0.5 * math.erfc(-_ROOT_HALF * x)
+
+
+# --- Bessel functions -----------------------------------------------------------------------------
+def _bessel(x: Any, order: int) -> Any:
+    """``exp(-|x|) I(x)``, of order 0 or 1 (Abramowitz and Stegun 9.6.10 and 9.7.1)."""
+    size = abs(x)
+    near = size < _SERIES
+    small, large = math.select(near, x, 1.0), math.select(near, _SERIES, size)
+    q, series = 0.25 * small * small, 1.0 + _zeros(x)
+    for k in static(range(45, 0, -1)):
+        series = 1.0 + q / (k * (k + order)) * series
+    tail = 1.0 + _zeros(x)
+    for k in static(range(24, 0, -1)):
+        tail = 1.0 - (4.0 * order - (2.0 * k - 1.0) ** 2) / (8.0 * k * large) * tail
+    far = tail / math.sqrt(2.0 * _PI * large)
+    if static(order == 1):
+        series = 0.5 * small * series
+        far = math.select(x < 0.0, -far, far)
+    return math.select(near, math.exp(-abs(small)) * series, far)
+
+
+def _unscaled(y: Any, x: Any) -> Any:
+    half = math.exp(0.5 * abs(x))  # of which the product overflows where the result does
+    return half * (half * y)
+
+
+def i0(x: Any) -> Any:
+    """The modified Bessel function of the first kind, order 0."""
+    wide = math.widened(x)
+    return math.narrowed(_unscaled(_bessel(wide, 0), wide), x)
+
+
+def i0e(x: Any) -> Any:
+    """``exp(-|x|) i0(x)``."""
+    return math.narrowed(_bessel(math.widened(x), 0), x)
+
+
+def i1(x: Any) -> Any:
+    """The modified Bessel function of the first kind, order 1."""
+    wide = math.widened(x)
+    return math.narrowed(_unscaled(_bessel(wide, 1), wide), x)
+
+
+def i1e(x: Any) -> Any:
+    """``exp(-|x|) i1(x)``."""
+    return math.narrowed(_bessel(math.widened(x), 1), x)
+
+
+# --- whole numbers and comparisons ----------------------------------------------------------------
+def gcd(x: Any, y: Any) -> Any:
+    """The greatest common divisor of two integers; never negative."""
+    a, b = abs(x), abs(y)
+    while b != 0:
+        a, b = b, a % b
+    return a
+
+
+def lcm(x: Any, y: Any) -> Any:
+    """The least common multiple of two integers; 0 where one of them is."""
+    divisor = gcd(x, y)
+    return abs(x // math.select(divisor == 0, 1, divisor) * y)
+
+
+def isclose(x: Any, y: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: Any = False) -> Any:
+    """``|x - y| <= atol + rtol |y|``, or both the same infinity; of NaN only with ``equal_nan``."""
+    close = (x == y) | (
+        (abs(x - y) <= atol + rtol * abs(y)) & (abs(y) < math.inf) & (abs(x) < math.inf)
+    )
+    return close | ((x != x) & (y != y)) if static(equal_nan) else close
+
+
+def math_isclose(a: Any, b: Any, *, rel_tol: Any = 1e-9, abs_tol: Any = 0.0) -> Any:
+    """Python's: ``|a - b| <= max(rel_tol max(|a|, |b|), abs_tol)``, or both the same infinity."""
+    larger = math.max(abs(a), abs(b))
+    return (a == b) | (
+        (larger < math.inf) & (abs(a - b) <= math.max(rel_tol * larger, abs_tol * 1.0))
+    )
+
+
+def heaviside(x: Any, values: Any) -> Any:
+    """0 below 0, 1 above, ``values`` at 0."""
+    return math.select(x == 0.0, values, math.select(x > 0.0, 1.0, 0.0))
+
+
+def signbit(x: Any) -> Any:
+    """Whether x is negative, or minus zero."""
+    return math.copysign(1.0, x) < 0.0
+
+
+def frac(x: Any) -> Any:
+    """``x - trunc(x)``."""
+    return x - math.trunc(x)
+
+
+def clip(a: Any, a_min: Any, a_max: Any) -> Any:
+    """``min(max(a, a_min), a_max)``."""
+    return math.clamp(a, a_min, a_max)
+
+
+def lerp(start: Any, end: Any, weight: Any) -> Any:
+    """``start + weight (end - start)``."""
+    return start + weight * (end - start)

@@ -191,6 +191,13 @@ _TAICHI = {
     **{name: f"weft.lang.structs:{name}" for name in ("Struct", "StructField", "dataclass")},
     **{name: f"weft.lang.linalg:{name}" for name in ("solve", "eig", "sym_eig", "polar_decompose")},
     "svd": "weft.lang.linalg:taichi_svd", "linalg": "weft.lang.linalg",
+    "arm64": "weft.lang.field:arm64",
+    **{f"Taichi{ours}": f"weft.errors:{theirs}" for ours, theirs in (
+        ("CompilationError", "CompileError"), ("SyntaxError", "KernelSyntaxError"),
+        ("TypeError", "KernelTypeError"), ("NameError", "KernelNameError"),
+        ("RuntimeError", "WeftError"), ("RuntimeTypeError", "KernelTypeError"),
+        ("AssertionError", "KernelAssertionError"),
+    )},
 }  # fmt: skip
 
 
@@ -211,7 +218,9 @@ def __getattr__(name: str) -> Any:
         return getattr(found, own) if own else found
     if 0 < len(name) < 5 and set(name) <= {*"ijkl"}:  # Taichi's axes
         return importlib.import_module("weft.lang.layout").named(name)
-    raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    from weft.lang import absent  # what is told of a name that is not there
+
+    raise AttributeError(absent.reason(name) or f"module 'weft' has no attribute {name!r}")
 
 
 __all__ = [

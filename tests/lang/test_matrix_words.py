@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import math
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 import weft as ti
 from weft.errors import KernelIndexError, KernelTypeError
+from weft.lang import absent
 
 
 def flat(values: Any) -> list[float]:
@@ -44,6 +46,7 @@ def turns(x):
         ti.math.rotation3d(0.52, -0.785, x), ti.math.translate(1, 2, x), ti.math.scale(x, 1, 2),
         ti.math.refract(ti.Vector([1.0, 1.0, x]), ti.Vector([0.0, 1.0, 0.0]), 2.0),
         ti.math.refract(ti.Vector([3.0, 0.0]), ti.Vector([0.0, 1.0]), x),
+        ti.math.cpow(ti.Vector([x, 0.5]), 3.0), ti.math.csqrt(ti.Vector([0.0, 0.0])),
     )  # fmt: skip
 
 
@@ -96,6 +99,44 @@ def test_rotations_are_those_of_their_formulas():
     assert (ti.math.translate(1, 2, 3) @ ti.Vector([5, 5, 5, 1])).to_list() == [6, 7, 8, 1]
     bent = ti.math.refract(ti.Vector([1.0, 1.0, 1.0]), ti.Vector([0.0, 1.0, 0.0]), 2.0)
     assert bent.to_list() == [2, -1, 2]
+
+
+def test_complex_numbers_as_vectors():
+    z, w = ti.Vector([0.6, -1.25]), ti.Vector([-2.0, 0.5])
+    a, b = complex(0.6, -1.25), complex(-2.0, 0.5)
+    m = ti.math
+    pairs = [
+        (m.cmul(z, w), a * b), (m.cdiv(z, w), a / b), (m.cinv(w), 1 / b), (m.cexp(z), cmath.exp(a)),
+        (m.clog(w), cmath.log(b)), (m.cpow(w, 3.0), b**3), (m.csqrt(w), cmath.sqrt(b)),
+        (m.cconj(z), a.conjugate()), (m.cpow(0.0 * z, 2.0), 0j),
+    ]  # fmt: skip
+    for found, expected in pairs:
+        assert complex(*found.to_list()) == pytest.approx(expected)
+
+
+def test_names_that_are_not_there_are_refused_with_the_page():
+    with pytest.raises(AttributeError) as caught:
+        ti.GUI
+    assert str(caught.value) == (
+        "weft has no GUI and no images: `GUI`; show or write the tensor with another library; "
+        "docs/port-taichi.md says what there is"
+    )
+    assert not hasattr(ti, "block_local")
+    assert ti.TaichiTypeError is KernelTypeError
+
+    @ti.kernel
+    def hinted(x: torch.Tensor):
+        for i in x:
+            ti.block_local(x)
+            x[i] = 1.0
+
+    with pytest.raises(KernelTypeError) as caught:
+        hinted(torch.ones(1))
+    assert "weft has no such hints for caches: `block_local`" in str(caught.value)
+    assert "docs/port-taichi.md says what there is" in str(caught.value)
+    for name in absent.ABSENT:
+        assert name.isidentifier()
+        assert not hasattr(ti, name), f"{name} is there"
 
 
 def test_vectors_and_matrices_in_python():

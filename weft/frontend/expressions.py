@@ -46,7 +46,7 @@ from weft.frontend.names import dotted, is_known_module
 from weft.frontend.scope import ABSENT, Guard, place_of
 from weft.frontend.specs import vector_entries
 from weft.ir.core import Block, Op, Value
-from weft.lang import names
+from weft.lang import absent, names
 from weft.lang.elements import Elementwise
 
 BINARY: dict[type, str] = {
@@ -110,13 +110,12 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
         value = names.member(owner, name, ABSENT) if known else getattr(owner, name, ABSENT)
         if value is ABSENT:
             package = getattr(owner, "__name__", "").partition(".")[0]
-            if package == "weft" and name in refused.LACKING:
-                what, help = refused.LACKING[name]
+            lacking = refused.LACKING.get(name) or absent.ABSENT.get(name)
+            if package == "weft" and lacking is not None:
                 raise KernelTypeError(
-                    f"weft has no {what}: `{name}`",
-                    span,
-                    help=f"{help}; docs/language.md says what there is",
-                )
+                    f"weft has no {lacking[0]}: `{name}`", span,
+                    help=f"{lacking[1]}; {absent.PAGE} says what there is",
+                )  # fmt: skip
             raise KernelTypeError(f"{describe(x)} has no attribute `{name}`", span,
                                   help="check the spelling")  # fmt: skip
         where = place_of(owner, x.key, name)

@@ -47,6 +47,4 @@ STATEMENTS: dict[type, tuple[str, str]] = {
 # What Taichi has and weft has not, by attribute of the package: (what it is, what to write).
 LACKING: dict[str, tuple[str, str]] = {
     "rand": ("function of that name", "write weft.random(dtype), uniform in [0, 1)"),
-    "GUI": ("a GUI", "show the tensor with another library"),
-    "ui": ("a GUI", "show the tensor with another library"),
 }

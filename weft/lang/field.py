@@ -238,8 +238,7 @@ class Field(Array):
         """The first subscript along each dimension, () where all are 0."""
         return getattr(self.element, "offset", ())
 
-    @property  # type: ignore[override]
-    def grad(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def _gradient(self) -> Any:
         """The gradient, with this field's subscripts."""
         found = torch.Tensor.grad.__get__(self)  # type: ignore[attr-defined]
         if found is None or self.element is None or isinstance(found, Field):
@@ -249,9 +248,10 @@ class Field(Array):
         made.element = self.element
         return made
 
-    @grad.setter
-    def grad(self, value: torch.Tensor | None) -> None:
+    def _set_gradient(self, value: torch.Tensor | None) -> None:
         torch.Tensor.grad.__set__(self, value)  # type: ignore[attr-defined]
+
+    grad: Any = property(_gradient, _set_gradient)
 
     def fill(self, value: Any) -> None:
         """Sets every element to ``value``: a number, or a vector where elements are vectors."""

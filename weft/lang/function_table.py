@@ -1,16 +1,12 @@
-"""What functions of torch, NumPy and Python's ``math`` mean in a kernel: one table, from which the
-frontend reads what a call stands for, and of which ``docs/functions.md`` is made.
-
-``FORMULAS``: a row ``name: where`` of a function of ``formulas.py``; ``NUMPY``: NumPy's names of
-functions that ``names.py`` has under another, or the same, name.
+"""What calls of functions of torch, NumPy and Python's ``math`` stand for in a kernel, where it is
+a formula of others: ``FORMULAS`` has a row ``name: where`` for each function of ``formulas.py``.
+``docs/functions.md`` is made of it, and of the tables of ``names.py``.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import operator
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -42,26 +38,6 @@ FORMULAS: dict[str, str] = {
     "heaviside": "torch.heaviside", "signbit": "torch.signbit numpy.signbit",
     "frac": "torch.frac", "clip": "numpy.clip", "lerp": "torch.lerp",
 }  # fmt: skip
-# Canonical names of names.py, by NumPy's and torch's names for them where these differ.
-NUMPY: dict[str, str] = {
-    **{name: name for name in (
-        "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "cbrt", "sin", "cos",
-        "tan", "sinh", "cosh", "tanh", "isnan", "isinf", "isfinite", "floor", "ceil", "trunc",
-        "square", "reciprocal", "fmod", "fmin", "fmax", "hypot", "copysign", "radians", "degrees",
-        "logical_and", "logical_or", "logical_not",
-    )},
-    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arctan2": "atan2", "arcsinh": "asinh",
-    "arccosh": "acosh", "arctanh": "atanh", "absolute": "abs", "fabs": "abs", "rint": "round",
-    "deg2rad": "radians", "rad2deg": "degrees", "power": "pow", "float_power": "pow",
-    "mod": "mod", "remainder": "mod", "add": "add", "subtract": "sub", "multiply": "mul",
-    "divide": "truediv", "floor_divide": "floordiv", "negative": "neg", "invert": "invert",
-    "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "where": "select",
-    "maximum": "maximum", "minimum": "minimum",
-}  # fmt: skip
-TORCH: dict[str, str] = {
-    "special.exp2": "exp2", "special.log1p": "log1p", "special.round": "round", "arcsinh": "asinh",
-    "arccosh": "acosh", "arctanh": "atanh", "clip": "clamp", "true_divide": "truediv",
-}  # fmt: skip
 
 
 def named(path: str) -> Any:
@@ -92,13 +68,6 @@ def stands_for(target: Any) -> Any:
             return target
     _, name = _elsewhere().get(id(target), (None, ""))
     return formula(name) if name else target
-
-
-def renamed() -> Iterator[tuple[Any, str]]:
-    """Functions of NumPy and torch with the canonical names that they have in ``names.py``."""
-    for module, table in ((np, NUMPY), (torch, TORCH)):
-        for name, canonical in table.items():
-            yield operator.attrgetter(name)(module), canonical
 
 
 # Classes whose objects are constants, where what they are made from is.

@@ -70,3 +70,47 @@ def refract(v: Any, normal: Any, eta: Any) -> Any:
     through = rest >= 0.0
     root = math.sqrt(math.select(through, rest, 1.0))
     return math.select(through, eta * v - (eta * along + root) * normal, 0.0 * v)
+
+
+# --- complex numbers as vectors of 2 elements -----------------------------------------------------
+def cconj(z: Any) -> Any:
+    """The conjugate."""
+    return Vector([z.x, -z.y])
+
+
+def cmul(z: Any, w: Any) -> Any:
+    """The product."""
+    return Vector([z.x * w.x - z.y * w.y, z.x * w.y + z.y * w.x])
+
+
+def cinv(z: Any) -> Any:
+    """``1 / z``."""
+    return cconj(z) / z.norm_sqr()
+
+
+def cdiv(z: Any, w: Any) -> Any:
+    """The quotient."""
+    return cmul(z, cinv(w))
+
+
+def cexp(z: Any) -> Any:
+    """The exponential."""
+    return math.exp(z.x) * vdir(z.y)
+
+
+def clog(z: Any) -> Any:
+    """The logarithm, with an angle between -pi and pi."""
+    return Vector([0.5 * math.log(z.norm_sqr()), math.atan2(z.y, z.x)])
+
+
+def cpow(z: Any, n: Any) -> Any:
+    """``z`` to the real power ``n``; 0 of 0."""
+    none = z.norm_sqr() == 0.0
+    x = math.select(none, 1.0, z.x)
+    found = (x * x + z.y * z.y) ** (0.5 * n) * vdir(n * math.atan2(z.y, x))
+    return math.select(none, 0.0 * z, found)
+
+
+def csqrt(z: Any) -> Any:
+    """The square root with a real part that is not negative."""
+    return cpow(z, 0.5)

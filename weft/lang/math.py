@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from weft.errors import KernelTypeError
-from weft.lang import function_table
 from weft.lang.dtypes import (
     DType,
     Scalar,
@@ -444,13 +443,15 @@ def frexp(x: Any) -> Any:
 # Of geometry, by their module's names: imported where they are asked for.
 _GEOMETRY = (
     "vdir", "rotation2d", "rotation3d", "rot_by_axis", "rot_yaw_pitch_roll", "translate", "scale",
-    "refract",
+    "refract", "cconj", "cmul", "cinv", "cdiv", "cexp", "clog", "cpow", "csqrt",
 )  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in function_table.FORMULAS:
-        return function_table.formula(name)
     if name in _GEOMETRY:
         return getattr(importlib.import_module("weft.lang.geometry"), name)
+    if not name.startswith("_"):
+        table = importlib.import_module("weft.lang.function_table")
+        if name in table.FORMULAS:
+            return table.formula(name)
     raise AttributeError(f"module 'weft.math' has no attribute {name!r}")

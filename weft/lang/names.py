@@ -21,9 +21,10 @@ import math as python_math
 import operator
 from typing import Any
 
+import numpy as np
 import torch
 
-from weft.lang import atomics, elements, field, function_table, loops, math, pending, random
+from weft.lang import atomics, elements, field, loops, math, pending, random
 from weft.lang.vectors import Matrix, Vector
 
 # One row a scalar function: the canonical name, what takes how many operands, and where it is found
@@ -85,12 +86,33 @@ _OTHERWISE = {
     math: set[str](),
 }
 
+# Canonical names by those of NumPy and of torch, where these differ.
+NUMPY: dict[str, str] = {
+    **{name: name for name in (
+        "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "cbrt", "sin", "cos",
+        "tan", "sinh", "cosh", "tanh", "isnan", "isinf", "isfinite", "floor", "ceil", "trunc",
+        "square", "reciprocal", "fmod", "fmin", "fmax", "hypot", "copysign", "radians", "degrees",
+        "logical_and", "logical_or", "logical_not",
+    )},
+    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arctan2": "atan2", "arcsinh": "asinh",
+    "arccosh": "acosh", "arctanh": "atanh", "absolute": "abs", "fabs": "abs", "rint": "round",
+    "deg2rad": "radians", "rad2deg": "degrees", "power": "pow", "float_power": "pow",
+    "mod": "mod", "remainder": "mod", "add": "add", "subtract": "sub", "multiply": "mul",
+    "divide": "truediv", "floor_divide": "floordiv", "negative": "neg", "invert": "invert",
+    "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "where": "select",
+    "maximum": "maximum", "minimum": "minimum",
+}  # fmt: skip
+TORCH: dict[str, str] = {
+    "special.exp2": "exp2", "special.log1p": "log1p", "special.round": "round", "arcsinh": "asinh",
+    "arccosh": "acosh", "arctanh": "atanh", "clip": "clamp", "true_divide": "truediv",
+}  # fmt: skip
+
 BUILTINS: dict[Any, str] = {}
 
 
 for _module, _except in _OTHERWISE.items():
     for _word in (*UNARY, *BINARY, *_SHARED):
-        if hasattr(_module, _word) and _word not in _except:
+        if _word in vars(_module) and _word not in _except:
             BUILTINS[getattr(_module, _word)] = _word
 for _module, _words in (
     (builtins, (
@@ -144,8 +166,9 @@ BUILTINS.update({
 })  # fmt: skip
 
 
-for _function, _word in function_table.renamed():
-    BUILTINS.setdefault(_function, _word)
+for _module, _table in ((np, NUMPY), (torch, TORCH)):
+    for _path, _word in _table.items():
+        BUILTINS.setdefault(operator.attrgetter(_path)(_module), _word)
 
 
 # What was in these modules when weft was imported: torch.export replaces some of it for its own.

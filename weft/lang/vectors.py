@@ -10,6 +10,7 @@ copies.
 from __future__ import annotations
 
 import builtins
+import importlib
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +27,10 @@ from weft.lang.field import Field, field
 from weft.values import frozen, mutable
 
 SWIZZLES = ("xyzw", "rgba", "stpq")
+
+
+def _inverses() -> Any:
+    return importlib.import_module("weft.lang.inverses")
 
 
 def square_root(value: Any) -> Any:

@@ -221,8 +221,7 @@ def _inlined(
     if isinstance(called, types.FunctionType) and not isinstance(target, _NO_OBJECTS):
         cx.guards.append(Guard(type(target), "__call__", called))
         receiver = [Static(target, function.key, function.read), *receiver]
-        found: Any = called
-        target = found
+        target = inspect.getattr_static(type(target), "__call__")
     if isinstance(target, types.MethodType):
         receiver = [Static(target.__self__), *receiver]
         target = target.__func__

@@ -43,6 +43,8 @@ ANYWHERE = (
     "tests/frontend/test_ndarray.py",
     "tests/frontend/test_overwrites.py",
     "tests/lang/test_elimination.py",
+    "tests/lang/test_formulas.py",
+    "tests/lang/test_linalg.py",
     "tests/lang/test_vectors.py",
     "tests/pytorch/test_in_place.py",
     "tests/pytorch/test_operator.py",

@@ -162,7 +162,7 @@ def whole(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor):
     for i in range(a.shape[0]):
         out[0, i] = math.gcd(a[i], b[i])
         out[1, i] = torch.lcm(a[i], b[i])
-        out[2, i] = np.gcd(a[i], 12)
+        out[2, i] = math.gcd(a[i], 12, b[i])
 
 
 def test_common_divisors():
@@ -170,7 +170,7 @@ def test_common_divisors():
     a[0], b[0], a[1], b[2] = 0, 0, 0, 0
     out = torch.full((3, 200), -7)
     whole(a, b, out)
-    expected = [torch.gcd(a, b), torch.lcm(a, b), torch.gcd(a, torch.tensor(12))]
+    expected = [torch.gcd(a, b), torch.lcm(a, b), torch.gcd(torch.gcd(a, torch.tensor(12)), b)]
     torch.testing.assert_close(out, torch.stack(expected))
 
 
@@ -183,6 +183,24 @@ def closeness(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor):
         out[3, i] = math.isclose(a[i], b[i], rel_tol=0.1, abs_tol=0.5)
         out[4, i] = torch.signbit(a[i])
         out[5, i] = np.isfinite(a[i])
+
+
+def test_arguments_that_are_none():
+    @weft.kernel
+    def divisors(x):
+        for i in x:
+            x[i] = math.gcd(x[i], 4)
+
+    with pytest.raises(KernelTypeError):
+        divisors(torch.ones(1))
+
+    @weft.kernel
+    def approximated(x):
+        for i in x:
+            x[i] = functional.gelu(x[i], approximate="sigmoid")
+
+    with pytest.raises(KernelTypeError, match="`approximate` is 'none' or 'tanh'"):
+        approximated(torch.ones(1))
 
 
 def test_closeness():

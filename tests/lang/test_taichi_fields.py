@@ -131,7 +131,7 @@ def test_elements_of_elements_are_assigned():
             v[i].y *= 2
             w = v[i]
             w[0] = 100  # a copy
-            v[i].zx = w.yz
+            v[i].zx = w.yz + 0 * v[i][1:]
         for i in range(5):
             for j in range(2):
                 for k in range(3):

@@ -236,6 +236,10 @@ def _subscript_node(cx: Lowering, node: ast.Subscript) -> Operand:
 def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
     """``node``, of what is ``base``."""
     span = cx.span(node)
+    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    sliced = any(isinstance(part, ast.Slice) for part in parts)
+    if isinstance(base, Part) and sliced and elements.is_whole(base):
+        base = elements.load(cx, base, span)
     if isinstance(base, Tensor) and base.backing and not _names_number(node, base):
         base = elements.vector_of(cx, base, span)
     if isinstance(base, Row) or slices.has_slice(node.slice):

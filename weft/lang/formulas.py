@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from weft.lang import math
+from weft.lang.elements import needs
 from weft.lang.loops import static
 
 _ROOT_HALF = 0.7071067811865476
@@ -25,6 +26,7 @@ _SERIES = 20.0  # Bessel functions: power series up to here, asymptotic ones bey
 # --- activations ----------------------------------------------------------------------------------
 def gelu(x: Any, approximate: Any = "none") -> Any:
     """``x`` times the normal distribution's cumulative function, or its approximation by tanh."""
+    needs(approximate == "tanh" or approximate == "none", "`approximate` is 'none' or 'tanh'")
     if static(approximate == "tanh"):
         return x * math.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
     return 0.5 * x * math.erfc(-_ROOT_HALF * x)
@@ -292,18 +294,28 @@ def i1e(x: Any) -> Any:
 
 
 # --- whole numbers and comparisons ----------------------------------------------------------------
-def gcd(x: Any, y: Any) -> Any:
-    """The greatest common divisor of two integers; never negative."""
-    a, b = abs(x), abs(y)
+def _gcd(x: Any, y: Any) -> Any:
+    a, b = abs(x) | 0, abs(y) | 0  # which no float has
     while b != 0:
         a, b = b, a % b
     return a
 
 
-def lcm(x: Any, y: Any) -> Any:
-    """The least common multiple of two integers; 0 where one of them is."""
-    divisor = gcd(x, y)
-    return abs(x // math.select(divisor == 0, 1, divisor) * y)
+def gcd(x: Any, *others: Any) -> Any:
+    """The greatest common divisor of integers; never negative."""
+    found = abs(x) | 0
+    for y in static(others):
+        found = _gcd(found, y)
+    return found
+
+
+def lcm(x: Any, *others: Any) -> Any:
+    """The least common multiple of integers; 0 where one of them is."""
+    found = abs(x) | 0
+    for y in static(others):
+        divisor = _gcd(found, y)
+        found = abs(found // math.select(divisor == 0, 1, divisor) * y)
+    return found
 
 
 def isclose(x: Any, y: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: Any = False) -> Any:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import weft
+from tests.cuda.emulator import emulated
 from weft.errors import KernelTypeError
 
 linalg = weft.linalg
@@ -170,6 +171,18 @@ def check(name: str, a: torch.Tensor) -> None:
 def test_decompositions(name: str, n: int, m: int, dtype: torch.dtype) -> None:
     torch.manual_seed(n)
     check(name, matrices(n, m, dtype))
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", [
+    "polar_decompose", *(pytest.param(name, marks=pytest.mark.slow) for name in ("svd", "solved"))
+])  # fmt: skip
+def test_a_gpu_would_compute_the_same(name: str) -> None:
+    """In the emulator."""
+    torch.manual_seed(4)
+    a = torch.randn(6, 2, 2)
+    given = FUNCTIONS[name], 2, 2, sum(torch.Size(s).numel() for s in shapes(name, 2, 2)), a
+    torch.testing.assert_close(emulated(parts)(*given), parts(*given))
 
 
 @pytest.mark.slow

@@ -197,6 +197,45 @@ def test_fields_of_a_list():
     assert old.to_numpy().tolist() == [11, 12, 13, 14]
 
 
+@ti.data_oriented
+class Levels:
+    def __init__(self):
+        self.grids = [[ti.field(ti.f32, 3, needs_grad=True)] for _ in range(2)]
+        self.weights = [[1.0, 2.0], [3.0, 4.0]]
+
+    @ti.kernel
+    def total(self) -> torch.Tensor:
+        out = torch.zeros(3)
+        for i in range(3):
+            for level in ti.static(range(2)):
+                out[i] += self.grids[level][0][i] * self.weights[level][1]
+        return out
+
+    @ti.kernel
+    def shift(self):
+        for i in range(3):
+            self.grids[1][0][i] += 1
+
+
+def test_fields_of_a_list_of_an_object():
+    levels, others = Levels(), Levels()
+    with torch.no_grad():
+        levels.shift()
+        levels.shift()
+        others.shift()
+        Levels.shift.interpret(others)
+        levels.grids[0][0].fill(5)
+        assert levels.total().tolist() == [18.0] * 3
+        assert others.total().tolist() == [8.0] * 3
+    levels.grids[1][0] = ti.field(ti.f32, 3, needs_grad=True)
+    levels.weights[0][1] = 3.0
+    found = levels.total()
+    found.sum().backward()
+    assert found.tolist() == [15.0] * 3
+    assert levels.grids[0][0].grad.tolist() == [3.0] * 3
+    assert levels.grids[1][0].grad.tolist() == [4.0] * 3
+
+
 def test_fields_are_placed():
     x, z = ti.field(ti.f32), ti.field(ti.f32)
     y = ti.Vector.field(3, ti.f32)

@@ -58,13 +58,20 @@ def spec_of(arg: RegionArg, value: Any, span: Span | None = None) -> Spec:
         if arg.pair:
             spec = replace(spec, pair=True)
         return replace(spec, shape=tuple(value.shape)) if arg.template else spec
-    if arg.captured or arg.template:
+    kept = "." in arg.name and isinstance(value, tuple | list) and _holds_tensors(value)
+    if arg.captured or arg.template or kept:  # kept: self.xs, the tensors of an object
         return _constant(arg.name, value, span)
     if arg.parameter is not None and arg.parameter.kind:
         check_argument(arg.parameter, value, span)
         if arg.parameter.kind in _SCALARS and value is not None:
             return ScalarSpec(arg.parameter.kind, arg.parameter.dtype)
     return value_spec(arg.name, value, span)
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, tuple | list) and not hasattr(value, "entries"):
+        return any(map(_holds_tensors, value))
+    return isinstance(value, torch.Tensor)
 
 
 def check_argument(parameter: Parameter, value: Any, span: Span | None = None) -> None:

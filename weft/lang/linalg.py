@@ -88,27 +88,11 @@ def solve(a: Any, b: Any, dtype: Any = None) -> Any:
     _square(a, "solve() takes a square matrix")
     n = a.shape[0]
     needs(b.shape[0] == n, "solve(a, b): `b` has another number of rows than `a`")
-    u, x = a * 1.0, b * 1.0
+    p, lower, u = lu(a)
+    x = p.transpose() @ (b * 1.0)
     for k in static(range(n)):
-        best, place = abs(u[k, k]), k
         for i in static(range(k + 1, n)):
-            larger = abs(u[i, k]) > best
-            best = math.select(larger, abs(u[i, k]), best)
-            place = math.select(larger, i, place)
-        for i in static(range(k + 1, n)):
-            swap = place == i
-            for j in static(range(k, n)):
-                first, other = u[k, j], u[i, j]
-                u[k, j] = math.select(swap, other, first)
-                u[i, j] = math.select(swap, first, other)
-            upper, lower = x[k], x[i]
-            x = _with_row(x, k, math.select(swap, lower, upper))
-            x = _with_row(x, i, math.select(swap, upper, lower))
-        for i in static(range(k + 1, n)):
-            factor = u[i, k] / u[k, k]
-            for j in static(range(k + 1, n)):
-                u[i, j] -= factor * u[k, j]
-            x = _with_row(x, i, x[i] - factor * x[k])
+            x = _with_row(x, i, x[i] - lower[i, k] * x[k])
     for k in static(range(n - 1, -1, -1)):
         rest = x[k]
         for j in static(range(k + 1, n)):

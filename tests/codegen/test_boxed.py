@@ -73,7 +73,8 @@ def test_launches_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
     python = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(lambda *_: None)
     address = ctypes.cast(python, ctypes.c_void_p).value or 0
-    record = (ctypes.c_uint64 * 5)(0, address, 0, FUNCTION, FUNCTION + 1)
+    entry = (ctypes.c_uint64 * 3)(0, FUNCTION, FUNCTION + 1)
+    record = (ctypes.c_uint64 * 4)(0, address, 1, ctypes.addressof(entry))
     types = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p]
     kernel = ctypes.CFUNCTYPE(None, *types)(code.addresses[boxed.BELOW])
 

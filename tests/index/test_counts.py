@@ -196,7 +196,8 @@ def test_each_operation_of_floats_has_a_kind():
         word = row.operands.split()[0]
         type = i64 if word == "T:int" else f32
         kind = kind_of(Op(name, [Value(type)] * len(row.operands.split())))
-        plain = word in ("any", "i1") or row.results == "?"  # casts and choices
+        choice = name.startswith("arith.") and row.results == "?"
+        plain = word in ("any", "i1") or choice  # casts and choices
         assert (kind in FLOPS) != plain, name
 
 

@@ -6,7 +6,7 @@ where it came from: either way the element itself is written.
 
 from __future__ import annotations
 
-import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -44,66 +44,54 @@ def _typed(element: Any, value: Any) -> Any:
         return tensor_of(value, element.device).to(element.dtype)
 
 
-def _elementwise(update: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """``update`` of an element, or of each number of one that is a vector."""
-
-    @functools.wraps(update)
-    def each(x: Any, v: Any) -> Any:
-        if not isinstance(x, Elementwise):
-            return update(x, v)
-        entries = x.entries()
-        values = v.entries() if isinstance(v, Elementwise) else [v] * len(entries)
-        return x.with_entries([update(a, b) for a, b in zip(entries, values, strict=True)])
-
-    return each
+def _combine(name: str, x: Any, v: Any, function: Callable[[Any, Any], Any]) -> Any:
+    """Updates an element, or each number of one that is a vector, by ``function(old, v)``."""
+    if not isinstance(x, Elementwise):
+        return _update(name, x, lambda old: function(old, v))
+    entries = x.entries()
+    values = v.entries() if isinstance(v, Elementwise) else [v] * len(entries)
+    pairs = zip(entries, values, strict=True)
+    return x.with_entries([_combine(name, a, b, function) for a, b in pairs])
 
 
-@_elementwise
 def atomic_add(x: Any, v: Any) -> Any:
     """``x += v``. Gives the element before."""
-    return _update("atomic_add", x, lambda old: old + v)
+    return _combine("atomic_add", x, v, operator.add)
 
 
-@_elementwise
 def atomic_sub(x: Any, v: Any) -> Any:
     """``x -= v``. Gives the element before."""
-    return _update("atomic_sub", x, lambda old: old - v)
+    return _combine("atomic_sub", x, v, operator.sub)
 
 
-@_elementwise
 def atomic_mul(x: Any, v: Any) -> Any:
     """``x *= v``. Gives the element before."""
-    return _update("atomic_mul", x, lambda old: old * v)
+    return _combine("atomic_mul", x, v, operator.mul)
 
 
-@_elementwise
 def atomic_min(x: Any, v: Any) -> Any:
     """``x = min(x, v)``; NaN if either is. Gives the element before."""
-    return _update("atomic_min", x, lambda old: torch.minimum(old, _typed(old, v)))
+    return _combine("atomic_min", x, v, lambda old, v: torch.minimum(old, _typed(old, v)))
 
 
-@_elementwise
 def atomic_max(x: Any, v: Any) -> Any:
     """``x = max(x, v)``; NaN if either is. Gives the element before."""
-    return _update("atomic_max", x, lambda old: torch.maximum(old, _typed(old, v)))
+    return _combine("atomic_max", x, v, lambda old, v: torch.maximum(old, _typed(old, v)))
 
 
-@_elementwise
 def atomic_and_(x: Any, v: Any) -> Any:
     """``x &= v``. Gives the element before."""
-    return _update("atomic_and_", x, lambda old: old & v)
+    return _combine("atomic_and_", x, v, operator.and_)
 
 
-@_elementwise
 def atomic_or_(x: Any, v: Any) -> Any:
     """``x |= v``. Gives the element before."""
-    return _update("atomic_or_", x, lambda old: old | v)
+    return _combine("atomic_or_", x, v, operator.or_)
 
 
-@_elementwise
 def atomic_xor(x: Any, v: Any) -> Any:
     """``x ^= v``. Gives the element before."""
-    return _update("atomic_xor", x, lambda old: old ^ v)
+    return _combine("atomic_xor", x, v, operator.xor)
 
 
 def atomic_exchange(x: Any, v: Any) -> Scalar:

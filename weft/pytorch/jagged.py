@@ -114,7 +114,7 @@ def _fitting(
         try:
             ranks = {k: whole[k].dim() for k in ragged}
             apart(launcher, given, functools.partial(_check, recipe, ranks, rows))
-        except KernelIndexError as error:  # it has another number of subscripts
+        except (KernelIndexError, KernelTypeError) as error:  # another rank
             refused = refused or error
             continue
         return whole, rows
@@ -181,10 +181,15 @@ class _Rows:
                     self.local.add(op.result)
             elif accessed_by(op) is not None:
                 self._access(op)
-            elif op.name != "weft.bounds":
+            elif op.name != "weft.bounds" and not self._same_size(op):
                 self._plain(op.operands)
             for region in op.regions:
                 self.check(region, inside)
+
+    def _same_size(self, op: Op) -> bool:
+        """Whether ``op`` compares two sizes of one ragged dimension, which are equal."""
+        axes = {self.sizes.get(value) for value in op.operands}
+        return op.name == "arith.cmpi" and len(axes) == 1 and None not in axes
 
     def _loop(
         self, iv: Value, bounds: tuple[Value, Value, Value], around: frozenset[int]

@@ -288,6 +288,28 @@ def test_a_maximum_beside_an_update_of_an_element():
 
 
 @weft.kernel
+def largest_and_count(x):
+    m, product, count, some = -math.inf, 1.0, 0, False
+    for i in range(x.shape[0]):
+        m = max(m, x[i])
+        product *= x[i]
+        if x[i] > 0:
+            count += 1
+        some = some or x[i] > 9
+    return m, product, count, some
+
+
+def test_a_count_beside_a_maximum():
+    x, t = draw(5), draw(5)
+    with forward_ad.dual_level():
+        parts = largest_and_count(forward_ad.make_dual(x, t))
+        m, product = (forward_ad.unpack_dual(p).tangent for p in parts[:2])
+    assert m == t[x.argmax()]
+    torch.testing.assert_close(product, (x.prod() * t / x).sum())
+    assert parts[2:] == ((x > 0).sum(), False)
+
+
+@weft.kernel
 def compacted(x):
     n = torch.zeros(1, dtype=torch.int64)
     out = torch.zeros_like(x)

@@ -15,6 +15,7 @@ import weft
 from weft.lang.dtypes import scalar
 
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 FLOATS = (torch.float32, torch.float64)
 
 # What gives a number of the operands' own sort (of booleans it is refused), a float, an integer.
@@ -53,9 +54,10 @@ def function(text: str) -> Any:
     return scope["kernel"]
 
 
-def compiled(terms: list[str]) -> weft.Kernel:
-    lines = ["def kernel(x, y, out):", "    for i in range(x.shape[0]):",
-             "        a, b = x[i], y[i]"]  # fmt: skip
+def compiled(terms: list[str], beside: str = "y") -> weft.Kernel:
+    """``kernel(x, y, out)`` of elements, or ``kernel(x, n, out)``, where ``n`` is a number."""
+    lines = [f"def kernel(x, {beside}, out):", "    for i in range(x.shape[0]):",
+             "        a, b = x[i], y[i]" if beside == "y" else "        a = x[i]"]  # fmt: skip
     lines += [f"        out[{k}, i] = {term}" for k, term in enumerate(terms)]
     return weft.kernel(strict_math=True)(function("\n".join(lines) + "\n"))
 
@@ -165,3 +167,32 @@ def test_a_bound_of_run_time_is_the_result_where_it_does_not_fit() -> None:
         assert out[1].tolist() == [min(high, v) for v in values]
         assert out[2].tolist() == [min(max(v, low), high) for v in values]
         assert out[3].tolist() == [max(v, low) + 1000 for v in values]
+
+
+BESIDE = """a // n; a % n; n // a; n % a; a + n; n - a; a * n; a & n; a ^ n; weft.math.mod(a, n);
+weft.math.fmod(a, n); weft.math.fmod(n, a); weft.raw_div(a, n); weft.raw_mod(n, a);
+weft.max(a, n); weft.min(n, a); weft.math.clamp(a, -abs(n), abs(n)); n // 3 // a"""
+BY_VALUE = (
+    """math.fmod(a, n); math.fmod(n, a); weft.math.copysign(a, n); weft.math.copysign(n, a)"""
+)
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, *UNSIGNED], ids=str)
+@pytest.mark.sampled(3)
+def test_elements_beside_ints_of_run_time_that_do_not_fit(dtype: torch.dtype) -> None:
+    """An int takes the dtype of the element, as in torch; functions of Python's math do not."""
+    terms = [t.strip() for t in BESIDE.split(";")]
+    if dtype not in (*UNSIGNED, torch.int64):  # whose numbers are floats of Python
+        terms += [t.strip() for t in BY_VALUE.split(";")]
+    kernel = compiled(terms, "n")
+    few = torch.tensor([v for v in numbers(dtype) if v], dtype=dtype)  # torch does not divide by 0
+    for n in (300, -129, (1 << 33) + 5):
+        out = torch.full((len(terms), len(few)), 77, dtype=torch.int64)
+        kernel(few, n, out)
+        for k, term in enumerate(terms):
+            call = function(f"def kernel(a, n):\n    return {term}\n")
+            for a, found in zip(few, out[k].tolist(), strict=True):
+                wanted = call(scalar(a), n)
+                wanted = wanted.item() if isinstance(wanted, torch.Tensor) else wanted
+                same_bits = (found - int(wanted)) % (1 << 64) == 0
+                assert same_bits, (term, a, n, found, wanted)

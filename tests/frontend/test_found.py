@@ -900,3 +900,13 @@ def test_the_index_of_several_unrolled_loops_is_known_in_each() -> None:
     known(out)
     known.interpret(expected)
     assert out.tolist() == expected.tolist()
+
+
+def test_text_without_a_module_is_interpreted(tmp_path: Path) -> None:
+    path = tmp_path / "rows.py"
+    path.write_text("def kernel(x, out):\n    for i in range(2): out[i] = torch.exp(x[i]).sum()\n")
+    scope: dict[str, Any] = {"torch": torch}  # no __name__
+    exec(compile(path.read_text(), str(path), "exec"), scope)
+    x, out = torch.randn(2, 3), torch.empty(2)
+    weft.kernel(scope["kernel"]).interpret(x, out)
+    torch.testing.assert_close(out, x.exp().sum(1))

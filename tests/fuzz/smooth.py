@@ -27,6 +27,16 @@ def blend(u, v, k):
     return s
 
 
+def found(u, v, k):
+    for q in weft.static(range(3)):
+        if q == k % 4:
+            return weft.math.sin(u) * (q + 1.0)
+        if v > 0.9 and k % 2 == 0:
+            break
+        u = 0.5 * u + v * q
+    return u * (q + 0.5)
+
+
 def turned(u, v, k):
     m = weft.Matrix([[weft.math.cos(u), v], [0.5, 1.0 + 0.1 * k]])
     w = m @ weft.Vector([u, 0.25])
@@ -54,8 +64,11 @@ class _Smooth(Generator):
     owned: bool = False  # each iteration has three elements of a tensor own
     vector: bool = False  # a vector vec
     helpers: bool = False
+    parts: bool = False  # rows of tensors are values
     rows: list[str] = field(default_factory=list)  # indices that are at most i
     columns: list[str] = field(default_factory=list)  # indices below y.shape[1]
+    given: list[str] = field(default_factory=list)  # floats that are read, never assigned
+    unrolled: int = 0  # static loops around, whose bodies multiply
 
     # --- expressions ------------------------------------------------------------------------------
     def loaded(self) -> str:
@@ -80,7 +93,7 @@ class _Smooth(Generator):
 
     def float_expression(self, depth: int = 0) -> str:
         if depth > 2 or self.random.random() < 0.25:
-            leaves = [*self.floats, *self.floats, self.element(), self.element(), "a"]
+            leaves = [*self.floats, *self.floats, self.element(), self.element(), "a", *self.given]
             if self.local:
                 leaves.append(f"h[{self.place_in_local()}]")
             if self.owned:
@@ -91,7 +104,10 @@ class _Smooth(Generator):
         a, b = self.float_expression(depth + 1), self.float_expression(depth + 1)
         kind = self.random.randrange(14)
         if self.helpers and self.random.random() < 0.1:
-            return f"{self.pick('blend', 'turned')}({a}, {b}, abs({self.int_expression(2)}) % 7)"
+            name = self.pick("blend", "turned", "found")
+            return f"{name}({a}, {b}, abs({self.int_expression(2)}) % 7)"
+        if self.parts and self.random.random() < 0.12:
+            return self.row_expression(a)
         if kind < 5:
             return f"({a} {self.pick('+', '-', '*')} {b})"
         if kind == 5:
@@ -109,6 +125,22 @@ class _Smooth(Generator):
         if kind == 12:
             return f"({a} if {self.condition(depth + 1)} else {b})"
         return f"({a} * ({self.int_expression(2)} % 3))"
+
+    def row(self) -> str:
+        """A row that is not empty: of y, or the elements that the iteration owns."""
+        row = self.random.choice(["y[i]", "y[i]", *(f"y[{k}]" for k in self.rows)])
+        return f"own[{self.place()}]" if self.owned and self.random.random() < 0.4 else row
+
+    def row_expression(self, a: str) -> str:
+        """A number of a row."""
+        row = self.row()
+        return self.pick(
+            f"{row}.{self.pick('sum', 'mean', 'max', 'min')}()", f"({row} * {a}).sum()",
+            f"torch.logsumexp({row} * 0.5, 0)", f"({row} @ torch.tanh({row}))",
+            f"torch.softmax({row}, 0)[abs({self.int_expression(2)}) % len({row})]",
+            f"{row}[{self.pick('1:', ':2', '::2')}].sum()", f"torch.dot({row}, {row} + {a})",
+            f"torch.where({row} > 0.1, {row}, {a}).mean()", f"(0.25 + {row}.square()).norm()",
+        )  # fmt: skip
 
     def condition(self, depth: int = 0) -> str:
         if not self.narrow and self.random.random() < 0.2:
@@ -152,10 +184,12 @@ class _Smooth(Generator):
             self.written(indent)
             if self.owned and self.random.random() < 0.5:
                 self.written(indent)
+            if self.owned and self.parts and self.random.random() < 0.4:
+                self.stored_row(indent)
         elif kind <= 11:
             self.branch(indent, depth)
         elif kind <= 14:
-            self.for_loop(indent, depth)
+            self.pick(*[self.for_loop] * 3, self.static_loop, self.loop_over_values)(indent, depth)  # type: ignore[operator]
         elif kind == 15:
             self.while_loop(indent, depth)
         elif kind == 16:
@@ -181,6 +215,55 @@ class _Smooth(Generator):
             ))  # fmt: skip
         else:
             self.emit(indent, f"{place} {self.pick('=', '+=')} {self.bounded(1)}")
+
+    def stored_row(self, indent: int) -> None:
+        """The iteration's own elements at once."""
+        own, v = f"own[{self.place()}]", self.bounded(2)
+        self.emit(indent, self.pick(
+            f"{own} *= 1.0 + 0.4 * {v}", f"{own} = torch.sin({own}) * {v}",
+            f"own[{self.place()}, 1:] += {v}", f"own[{self.place()}, :2] = {v}",
+            f"{own} = torch.softmax({own} + {v}, 0)", f"{own} -= {own}.mean()",
+        ))  # fmt: skip
+
+    def static_loop(self, indent: int, depth: int) -> None:
+        """An unrolled loop, that may be left, and whose index is read behind it."""
+        if self.unrolled == 2:
+            return
+        self.fresh += 1
+        name = f"k{self.fresh}"
+        span = self.pick("range(3)", "range(1, 3)", "(2, 0, 1)", "range(2, -1, -1)", "(1,)")
+        self.emit(indent, f"for {name} in weft.static({span}):")
+        self.inside(indent, depth, self.frozen, name, unrolled=1)
+        self.emit(indent, f"c0 = (c0 + {name}) % 101")
+
+    def loop_over_values(self, indent: int, depth: int) -> None:
+        """A loop over a row or a tuple, that may be left."""
+        self.fresh += 1
+        name = f"v{self.fresh}"
+        if self.parts and self.random.random() < 0.6:
+            row, among = self.row(), "y" if self.random.random() < 0.6 else "own"
+            row = row if among == "own" or not row.startswith("own") else "y[i]"
+            over = self.pick(row, row, f"reversed({row})", f"{row}[1:]", f"2.0 * {row}")
+            self.emit(indent, f"for {name} in {over if row[0] == 'y' else f'1.0 * {row}'}:")
+            self.inside(indent, min(depth + 1, 3) if row[0] == "o" else depth, self.given, name)
+            return
+        if self.unrolled == 2:
+            return
+        self.emit(indent, f"for {name} in ({self.float_expression(2)}, f0, {self.element()}):")
+        self.inside(indent, depth, self.given, name, unrolled=1)
+        self.emit(indent, f"f1 = 0.5 * f1 + weft.math.sin({name})")
+
+    def inside(
+        self, indent: int, depth: int, names: list[str], name: str, unrolled: int = 0
+    ) -> None:
+        """The body of a loop over ``name``."""
+        names.append(name)
+        self.breakable += 1
+        self.unrolled += unrolled
+        self.body(indent + 1, depth + 1)
+        self.unrolled -= unrolled
+        self.breakable -= 1
+        names.pop()
 
     def kept(self, indent: int) -> None:
         """A value that goes on under another name, while the sum, the ring or the maximum that it
@@ -236,7 +319,7 @@ def smooth_kernel(random: Random) -> SmoothKernel:
     g = _Smooth(random, narrow=random.random() < 0.25, local=random.random() < 0.3)
     g.rank = random.choice((1, 1, 2))
     g.floats, g.ints = ["f0", "f1"], ["c0"]
-    g.helpers = random.random() < 0.25
+    g.helpers, g.parts = random.random() < 0.25, random.random() < 0.3
     place = g.place()
     extents = ", ".join(f"x.shape[{k}]" for k in range(g.rank))
     scatters, reduces = random.random() < 0.25, random.random() < 0.3
@@ -254,6 +337,10 @@ def smooth_kernel(random: Random) -> SmoothKernel:
     if reduces:
         g.emit(1, random.choice(("total = 0.0", "total = 1.5", "total = a")))
         results.append("total")
+    count = random.choice(("0", "False")) if reduces and random.random() < 0.4 else ""
+    if count:
+        g.emit(1, f"count = {count}")
+        results.append("count")
     loop, ordered = len(g.lines), random.random() < 0.25
     g.emit(1, f"for {place} in weft.ndrange({extents}):")
     g.emit(2, f"c0 = {random.choice(['1', 'n', 'i', f'int(m[{place}]) % 5'])}")
@@ -283,6 +370,9 @@ def smooth_kernel(random: Random) -> SmoothKernel:
             "total += f1", "total = max(total, f0)", "total = min(total, f1)",
             "total -= 0.5 * f0 * f1", "total *= 1.0 + 0.3 * f0 / (1.0 + f0 * f0)",
         )))  # fmt: skip
+    if count:
+        g.emit(2, f"if {g.condition()}:")
+        g.emit(3, "count += 1" if count == "0" else "count = True")
     if ordered:
         _in_order(g, loop)
     if random.random() < 0.3:

@@ -16,7 +16,7 @@ from weft.autodiff.tangents import Walk
 from weft.errors import GradientError
 from weft.index.expression import Poly
 from weft.ir.core import Function, Op, Value
-from weft.ir.types import SCALARS, MemRefType, index
+from weft.ir.types import SCALARS, MemRefType, ScalarType, i64, index
 from weft.ir.views import Parallel, memory
 
 _EXTREMA = ("maximumf", "minimumf")
@@ -166,7 +166,7 @@ class _Forward(Walk):
 
     def _totals(self, op: Op, names: dict[int, str]) -> None:
         for k, name in names.items():
-            self.env[op.results[k]] = self._kept(name)
+            self.env[op.results[k]] = self._kept(name, op.results[k].scalar)
 
     def _check_head(self, head: Sequence[Op]) -> None:
         for op in head:
@@ -177,13 +177,17 @@ class _Forward(Walk):
                 )  # fmt: skip
 
     def _keep_total(self, name: str, value: Value) -> str:
+        if value.type is index:  # of which there are no tensors
+            value = self.b.op("arith.index_cast", value, type=i64)
         self.workspaces.append(Buffer(name, value.scalar.name, None))
         self.b.store(value, self.argument(name, MemRefType(value.scalar, 0)), [])
         return name
 
-    def _kept(self, name: str) -> Value:
+    def _kept(self, name: str, type: ScalarType | None = None) -> Value:
+        """What was kept under ``name``, as it was, or as ``type``."""
         element = next(w.element for w in self.workspaces if w.name == name)
-        return self.b.load(self.argument(name, MemRefType(SCALARS[element], 0)), [])
+        value = self.b.load(self.argument(name, MemRefType(SCALARS[element], 0)), [])
+        return self.b.op("arith.index_cast", value, type=index) if type is index else value
 
     def _keep(self, op: Op, loop: Op, given: Sequence[Value]) -> None:
         """Within an iteration: writes what it contributes to extremes, and the tangents of that."""

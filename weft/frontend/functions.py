@@ -183,16 +183,25 @@ def _scaled(factor: float) -> Handler:
     return _each(lambda cx, a, span: cx.scalars.binary("*", a[0], Static(factor), span))
 
 
+def _exact_remainder(cx: Lowering, a: list[Operand], span: Span) -> Operand:
+    """Python's ``math.fmod``, which takes numbers as they are: an int that an element's dtype does
+    not hold, too."""
+    s = cx.scalars
+    numbers = [s.number(v, span) for v in a]
+    if "int" in numbers and all(is_int(n) and n != "u64" for n in numbers):
+        return remainder(cx, [s.cast(v, "int", span) for v in a], span)
+    return remainder(cx, a, span)
+
+
 def remainder(cx: Lowering, a: list[Operand], span: Span) -> Operand:
     """C's, with the sign of the dividend."""
     s = cx.scalars
     dtype = promote(s.number(a[0], span), s.number(a[1], span))
-    # A run-time Python int may be wider than the tensor's integers: in 64 bits then.
-    weak = any(isinstance(x, Scalar) and x.dtype == "int" for x in a)
-    wide = "int" if weak and is_int(dtype) and dtype != "u64" else dtype
-    x, y = (s.cast(v, wide, span).value for v in a)
-    name = "arith.remf" if is_float(dtype) else "arith.remui" if wide in UNSIGNED else "arith.remsi"
-    return s.cast(Scalar(cx.builder.op(name, x, y), wide), dtype, span)
+    x, y = (s.cast(v, dtype, span).value for v in a)
+    name = (
+        "arith.remf" if is_float(dtype) else "arith.remui" if dtype in UNSIGNED else "arith.remsi"
+    )
+    return Scalar(cx.builder.op(name, x, y), dtype)
 
 
 def _fract(cx: Lowering, a: list[Operand], span: Span) -> Operand:
@@ -262,7 +271,8 @@ FUNCTIONS: dict[str, Handler] = {
     "lt": _comparison("<"), "le": _comparison("<="), "eq": _comparison("=="),
     "gt": _comparison(">"), "ge": _comparison(">="), "ne": _comparison("!="),
     "logical_and": _logical("&"), "logical_or": _logical("|"),
-    "fmod": _each(remainder), "fmin": _fminmax("<"), "fmax": _fminmax(">"),
+    "fmod": _each(remainder), "fmod_exact": _each(_exact_remainder),
+    "fmin": _fminmax("<"), "fmax": _fminmax(">"),
     "widened": _each(_widened), "narrowed": _each(_narrowed),
     "fma": _each(_fma), "select": _each(_select), "clamp": _clamp,
     "min": _extremes("<"), "max": _extremes(">"),

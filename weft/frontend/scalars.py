@@ -109,16 +109,13 @@ class Scalars:
         return Scalar(self._op(name, a, b, dtype, span), dtype)
 
     def _int_divmod(self, symbol: str, a: Operand, b: Operand, dtype: str, span: Span) -> Scalar:
-        # A run-time Python int may be wider than the tensor's integers: divide in 64 bits then.
-        weak = any(isinstance(x, Scalar) and x.dtype == "int" for x in (a, b))
-        wide = "int" if weak and dtype != "u64" else dtype
-        divide = "divui" if wide in UNSIGNED else "floordivsi"
-        x, y = self.cast(a, wide, span), self.cast(b, wide, span)
-        quotient = self.builder.op(f"arith.{divide}", x.value, y.value)
+        divide = "divui" if dtype in UNSIGNED else "floordivsi"
+        x, y = self.cast(a, dtype, span).value, self.cast(b, dtype, span).value
+        quotient = self.builder.op(f"arith.{divide}", x, y)
         if symbol == "%":
-            product = self.builder.op("arith.muli", quotient, y.value)
-            quotient = self.builder.op("arith.subi", x.value, product)
-        return self.cast(Scalar(quotient, wide), dtype, span)
+            product = self.builder.op("arith.muli", quotient, y)
+            quotient = self.builder.op("arith.subi", x, product)
+        return Scalar(quotient, dtype)
 
     def _float_divmod(self, symbol: str, a: Operand, b: Operand, dtype: str, span: Span) -> Scalar:
         """Python's float ``//`` and ``%``, from C's fmod (the method of CPython's float_divmod)."""

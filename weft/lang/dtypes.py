@@ -127,8 +127,10 @@ UNSIGNED: dict[torch.dtype, int] = {torch.uint16: 16, torch.uint32: 32, torch.ui
 _ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv,
     "mod": operator.mod, "and": operator.and_, "or": operator.or_, "xor": operator.xor,
-    "lshift": lambda a, n: a << min(n, 64), "rshift": lambda a, n: a >> min(n, 64),
-    "minimum": min, "maximum": max, "fmod": operator.mod,
+    "lshift": lambda a, n: a << min(n % (1 << 64), 64),
+    "rshift": lambda a, n: a >> min(n % (1 << 64), 64),
+    "minimum": min, "maximum": max,
+    "fmod": lambda a, b: -(-a % abs(b)) if a < 0 else a % abs(b),
 }  # fmt: skip
 _COMPARISONS = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 _UNARY: dict[str, Callable[[int], int]] = {
@@ -147,7 +149,7 @@ _ALIASES = {
     "bitwise_not": "invert", "absolute": "abs", "negative": "neg", "subtract": "sub",
     "multiply": "mul", "fix": "trunc",
 }  # fmt: skip
-_BY_VALUE = ("minimum", "maximum")
+_BY_VALUE = ("minimum", "maximum", "lshift", "rshift")  # also beyond the range
 
 
 def promoted(a: torch.dtype, b: torch.dtype) -> torch.dtype:
@@ -216,8 +218,7 @@ def _unsigned(function: Callable[..., Any], args: Sequence[Any]) -> Any:
         return wrapped(pow(a, b, 1 << 64), dtype)
     if name not in _ARITHMETIC:
         return NotImplemented
-    weak = len(strong) == 1 and dtype is not torch.uint64  # by value, also beyond the range
-    if name not in _BY_VALUE and not weak:
+    if name not in _BY_VALUE:
         a, b = (_number(wrapped(x, dtype)) for x in (a, b))
     return wrapped(_ARITHMETIC[name](a, b), dtype)
 

@@ -18,6 +18,7 @@ import torch
 
 from weft.errors import KernelTypeError
 from weft.lang.dtypes import (
+    UNSIGNED,
     DType,
     Scalar,
     as_dtype,
@@ -40,6 +41,11 @@ nan = python_math.nan
 vec2, vec3, vec4 = VectorType(2), VectorType(3), VectorType(4)
 ivec2, ivec3, ivec4 = (VectorType(n, "int", i32) for n in (2, 3, 4))
 mat2, mat3, mat4 = MatrixType(2, 2), MatrixType(3, 3), MatrixType(4, 4)
+
+
+_INTEGERS = (
+    torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, *UNSIGNED,
+)  # fmt: skip
 
 
 def _weak(value: Any) -> torch.Tensor:
@@ -124,25 +130,42 @@ abs = _unary(torch.abs, float_of_int=False, doc="The absolute value.")
 sign = _unary(torch.sign, float_of_int=False, doc="-1, 0 or 1, in the type of x.")
 
 
-def _pair(a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two scalars, at least one a tensor, as tensors of the dtype that torch's promotion gives."""
+def _pair(a: Any, b: Any, floats: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two scalars, at least one a tensor, as tensors of the dtype that torch's promotion gives;
+    ``floats``: integers as f32, each by its value."""
     anchor = a if isinstance(a, torch.Tensor) else b
     with quietly():
         if involves_unsigned((a, b)) and not isinstance(a, float) and not isinstance(b, float):
-            plain = [x.as_subclass(Scalar) if isinstance(x, torch.Tensor) else x for x in (a, b)]
-            return plain[0], plain[1]
+            plain = [x if isinstance(x, torch.Tensor) else wrapped(x, anchor.dtype) for x in (a, b)]
+            return plain[0].as_subclass(Scalar), plain[1].as_subclass(Scalar)
         dtype = torch.result_type(a, b)
+        dtype = torch.float32 if floats and not dtype.is_floating_point else dtype
         plain = [tensor_of(x, anchor.device).to(dtype) for x in (a, b)]
     return plain[0], plain[1]
+
+
+def _extreme(torch_function: Callable[..., Any], values: tuple[Any, ...]) -> Any:
+    """The largest or smallest, each taken by its value: an int beyond an integer tensor's dtype
+    is compared, and given, in 64 bits."""
+
+    def pair(a: Any, b: Any) -> Any:
+        for x, y in ((a, b), (b, a)):
+            if isinstance(x, torch.Tensor) and type(y) is int and x.dtype in _INTEGERS:
+                info = torch.iinfo(x.dtype)
+                if info.min <= y <= info.max:
+                    continue
+                if x.dtype is torch.uint64:
+                    return x if (y < 0) == (torch_function is torch.maximum) else y
+                return _binary(torch_function, x.to(torch.int64), y)
+        return _binary(torch_function, a, b)
+
+    return reduce(pair, values)
 
 
 def _binary(torch_function: Callable[..., Any], *args: Any, floats: bool = False) -> Any:
     def scalar(a: Any, b: Any) -> Any:
         if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-            x, y = _pair(a, b)
-            if floats and not x.dtype.is_floating_point:
-                x, y = x.float(), y.float()
-            return _value(torch_function(x, y))
+            return _value(torch_function(*_pair(a, b, floats)))
         weak = float if floats or isinstance(a, float) or isinstance(b, float) else int
         with quietly():
             return torch_function(_weak(weak(a)), _weak(weak(b))).item()
@@ -156,12 +179,12 @@ def _value(result: torch.Tensor) -> Any:
 
 def min(*values: Any) -> Any:
     """The smallest; NaN if one is NaN. Of vectors, element by element."""
-    return reduce(lambda a, b: _binary(torch.minimum, a, b), values)
+    return _extreme(torch.minimum, values)
 
 
 def max(*values: Any) -> Any:
     """The largest; NaN if one is NaN. Of vectors, element by element."""
-    return reduce(lambda a, b: _binary(torch.maximum, a, b), values)
+    return _extreme(torch.maximum, values)
 
 
 def atan2(y: Any, x: Any) -> Any:

@@ -32,10 +32,15 @@ class Place:
         )  # fmt: skip
 
 
+def _module(frame: types.FrameType) -> str:
+    """The name of a frame's module; text that ``exec`` runs need have none."""
+    return frame.f_globals.get("__name__") or ""
+
+
 def here(depth: int, package: str = "") -> Place:
     """Where the caller so many calls up stands, or the next one that is not of a package."""
     frame = sys._getframe(depth + 1)  # pyright: ignore[reportPrivateUsage]
-    while package and frame.f_back and frame.f_globals["__name__"].partition(".")[0] == package:
+    while package and frame.f_back and _module(frame).partition(".")[0] == package:
         frame = frame.f_back
     return Place(frame.f_code, frame.f_lasti)
 
@@ -43,7 +48,7 @@ def here(depth: int, package: str = "") -> Place:
 def outside() -> Place:
     """The point of the program that called the language, which called this."""
     frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
-    while frame.f_globals["__name__"].startswith("weft.lang.") and frame.f_back is not None:
+    while _module(frame).startswith("weft.lang.") and frame.f_back is not None:
         frame = frame.f_back
     return Place(frame.f_code, frame.f_lasti)
 

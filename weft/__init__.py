@@ -174,6 +174,7 @@ _TAICHI = {
     **{name: f"weft.lang.layout:{name}" for name in ("root", "axes", "Layout")},
     **{name: f"weft.lang.linalg:{name}" for name in ("solve", "eig", "sym_eig", "polar_decompose")},
     "svd": "weft.lang.linalg:taichi_svd", "linalg": "weft.lang.linalg",
+    "ad": "weft.pytorch.tape", "Tape": "weft.pytorch.tape:Tape",
 }  # fmt: skip
 
 

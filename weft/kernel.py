@@ -274,6 +274,13 @@ class Definition:
 
         return library.sharding(self, args, kwargs)
 
+    @user_frames
+    def grad(self, *args: Any, **kwargs: Any) -> None:
+        """Taichi's: see ``pytorch.tape.transposed``."""
+        from weft.pytorch import tape  # only where a program has Taichi's gradients
+
+        tape.transposed(self, args, kwargs)
+
     def __reduce__(self) -> str:
         """Kernels are pickled and copied as functions are: by name."""
         return self.__qualname__

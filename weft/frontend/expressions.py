@@ -139,6 +139,8 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
             return Static(x.rank)
         if name == "dtype":
             return Static((casts.complex_object if x.pair else casts.dtype_object)(x.dtype))
+        if name in ("n", "m") and x.element:
+            return Static((*x.element, 1)["nm".index(name)])
         if x.pair and not x.rank:
             return attribute(cx, cx.read_number(x, span), name, span)
         return Method(x, name)

@@ -41,6 +41,11 @@ class Scalar(torch.Tensor):
     home: tuple[Any, tuple[int, ...]] | None = None
     updated: tuple[Any, tuple[int, ...], str] | None = None
 
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        """The number alone, as ``float()`` gives it: NumPy knows of no gradient."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.detach().numpy().__array__(*args, **kwargs)
+
     @classmethod
     def __torch_function__(
         cls,

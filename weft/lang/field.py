@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 import operator
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, SupportsIndex
 
 import numpy as np
 import torch
 
-from weft.errors import KernelIndexError, KernelTypeError, KernelValueError
+from weft.errors import GradientError, KernelIndexError, KernelTypeError, KernelValueError
 from weft.lang.dtypes import (
     DType,
     Scalar,
@@ -210,6 +211,23 @@ class Field(Array):
 
     element: Any = None  # the VectorType or MatrixType of a field of these, or a Placed
     defaults: ClassVar[Defaults] = Defaults()  # as ``weft.init`` says
+    needs_grad = False  # whether it was made with a gradient, which is 0 at first
+    ungraded: tuple[str, str] | None = None  # why its gradient is not known, and a way out
+    made: ClassVar[dict[int, weakref.ref[Field]]] = {}
+
+    @classmethod
+    def alive(cls) -> list[Field]:
+        """The fields that there are, in the order in which they were made."""
+        found = [(key, made()) for key, made in cls.made.items()]
+        for key, made in found:
+            if made is None:
+                del cls.made[key]
+        return [made for _, made in found if made is not None]
+
+    def grow(self) -> None:
+        """Gives the field a gradient: what ``needs_grad=True`` says."""
+        self.requires_grad_()
+        self.needs_grad = True
 
     def __getitem__(self, index: Any) -> Any:
         parts = self._parts(index)
@@ -234,14 +252,36 @@ class Field(Array):
         return element.taken_off(parts, self.shape) if isinstance(element, Placed) else parts
 
     @property
+    def n(self) -> int:
+        """Of a field of vectors or matrices: the rows of one. AttributeError otherwise."""
+        return self._inner("n")[0]
+
+    @property
+    def m(self) -> int:
+        """Of a field of vectors or matrices: the columns of one. AttributeError otherwise."""
+        return (*self._inner("m"), 1)[1]
+
+    def _inner(self, name: str) -> tuple[int, ...]:
+        if self.element is None or not self.element.shape:
+            raise AttributeError(f"a field of numbers has no `{name}`")
+        return self.element.shape
+
+    @property
     def offset(self) -> tuple[int, ...]:
         """The first subscript along each dimension, () where all are 0."""
         return getattr(self.element, "offset", ())
 
     def _gradient(self) -> Any:
-        """The gradient, with this field's subscripts."""
+        """The gradient, with this field's subscripts. Zeros before there is one, where the field
+        was made with ``needs_grad=True``."""
+        if self.ungraded is not None:
+            raise GradientError(self.ungraded[0], help=self.ungraded[1])
         found = torch.Tensor.grad.__get__(self)  # type: ignore[attr-defined]
-        if found is None or self.element is None or isinstance(found, Field):
+        if found is None and self.needs_grad and self.is_leaf:
+            with quietly(), torch.no_grad():
+                found = torch.zeros_like(self.as_subclass(torch.Tensor))
+            torch.Tensor.grad.__set__(self, found)  # type: ignore[attr-defined]
+        if found is None or isinstance(found, Field):
             return found
         with quietly():
             made = found.as_subclass(Field)
@@ -367,9 +407,9 @@ def field(
     ``dtype`` (or ``dt``) is a weft or torch dtype, or ``float``/``int`` for ``weft.init``'s
     defaults, or a vector or matrix type. ``offset``: the first subscript along each dimension.
     ``element`` is a vector or matrix type, whose dimensions come last. ``needs_grad`` is
-    ``requires_grad_()``. The device is that of ``weft.init``, or ``device``. ``name``, and
-    Taichi's ``order`` and ``layout`` of elements in memory, are unused. A field of no dimensions
-    may be given some by ``weft.root.dense(...).place(field)``.
+    ``requires_grad_()``, with a gradient of zeros at first. The device is that of ``weft.init``, or
+    ``device``. ``name``, and Taichi's ``order`` and ``layout`` of elements in memory, are unused. A
+    field of no dimensions may be given some by ``weft.root.dense(...).place(field)``.
     """
     chosen = dtype if dtype is not None else dt
     if element is None and hasattr(chosen, "frozen"):  # a vector or matrix type
@@ -389,10 +429,12 @@ def field(
         element = Placed(element, checked_offset(offset, lattice))
     extents = lattice + (element.shape if element is not None else ())
     made = torch.zeros(extents, dtype=kind.torch, device=device or Field.defaults.device)
-    result = made.as_subclass(Field)
+    # No view, so that autograd follows what is written to it.
+    result: Field = torch.Tensor._make_subclass(Field, made)
     result.element = element
+    Field.made[id(result)] = weakref.ref(result)
     if needs_grad:
-        result.requires_grad_()
+        result.grow()
     return result
 
 

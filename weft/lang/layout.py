@@ -70,11 +70,10 @@ class Level:
         return self
 
     def lazy_grad(self) -> None:
-        """Refused: says what to write instead."""
-        raise KernelTypeError(
-            "a field has a gradient where it is asked for when it is made",
-            help="write weft.field(weft.f32, needs_grad=True)",
-        )
+        """Gives all fields of floating-point numbers gradients, as ``needs_grad=True`` does."""
+        for one in Field.alive():
+            if one.is_floating_point() and not one.requires_grad:
+                one.grow()
 
     def _sparse(self, *_: Any, **__: Any) -> NoReturn:
         raise KernelTypeError(
@@ -105,7 +104,7 @@ def _place(one: Any, shape: tuple[int, ...], offset: Any, *, graded: bool) -> No
     if offset is not None:
         one.element = Placed(one.element, checked_offset(offset, shape))
     if graded:
-        one.requires_grad_()
+        one.grow()
 
 
 root = Level()

@@ -24,7 +24,8 @@ from weft.frames import user_frames
 from weft.frontend.specs import Spec
 from weft.ir.core import Op, Value
 from weft.ir.types import MemRefType, compute_type
-from weft.pytorch import overwriting, workspaces
+from weft.lang.field import Field
+from weft.pytorch import overwriting, tape, workspaces
 from weft.pytorch.batches import (
     expanded,
     is_batched,
@@ -390,6 +391,10 @@ def launch(
         k for k in loop.memrefs if values[k].requires_grad and values[k].is_floating_point()
     )
     recording = bool(wanted) and torch.is_grad_enabled()
+    if recording and any(isinstance(values[k], Field) for k in loop.written):
+        found = tape.recorded(values, loop.written, wanted, loop.function.span)
+        recording, values = found is not None, found or values
+        tensors = [values[k] for k in loop.memrefs]
     tangents = {k: t for k in loop.memrefs if (t := tangent_of(values[k])) is not None}
     if not recording and not tangents:
         with torch.no_grad():
@@ -430,6 +435,10 @@ def launch(
             return ()
     applied(_named(loop.function.name))(call, *unwrap_dead_wrappers((*tensors,)))
     call.run = loop.run  # lets go of the tensors, which hold ``call`` by their history
+    if tape.Tape.active is not None:
+        for k in loop.written:
+            if isinstance(values[k], Field):
+                tape.Tape.active.wrote(values[k], loop.names[k])
     return call.held
 
 

@@ -1,0 +1,171 @@
+"""Gradients in Taichi's words: tapes, and the gradients that fields have."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import weft as ti
+from weft.errors import GradientError, KernelTypeError
+
+x = ti.field(ti.f64, shape=5, needs_grad=True)
+y = ti.field(ti.f64, shape=5, needs_grad=True)
+constant = ti.field(ti.f64, shape=5)
+loss = ti.field(ti.f64, shape=(), needs_grad=True)
+
+
+@ti.kernel
+def begin():
+    for i in x:
+        x[i] = i + 1
+
+
+@ti.kernel
+def middle():
+    for i in x:
+        y[i] = x[i] ** 2
+        constant[i] = x[i]
+
+
+@ti.kernel
+def end():
+    for i in y:
+        loss[None] += y[i] * x[i] * constant[i]
+
+
+@ti.kernel
+def halve(t: ti.i32):
+    for i in x:
+        x[i] = x[i] * 0.5 + y[i] * t
+
+
+@ti.kernel
+def total():
+    for i in x:
+        loss[None] += x[i]
+
+
+@ti.kernel
+def descend():
+    for i in x:
+        x[i] -= 0.25 * x.grad[i]
+
+
+@ti.kernel
+def copied(p: torch.Tensor):
+    for i in x:
+        x[i] = p[i]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    begin()
+    y.fill(0)
+    ti.ad.clear_all_gradients()
+
+
+V = torch.arange(1, 6, dtype=torch.float64)
+
+
+def test_gradients_of_fields_with_one_and_no_other() -> None:
+    for _ in range(2):
+        with ti.ad.Tape(loss=loss):
+            middle()
+            end()
+        assert torch.equal(x.grad.to_torch(), 3 * V**3)  # of x**2 * x * c, where c is a constant
+        assert torch.equal(y.grad.to_torch(), V * V)
+        assert loss.grad[None] == 1
+        assert loss[None] == (V**4).sum()
+    assert not constant.requires_grad
+    assert x.is_leaf
+    assert y.is_leaf
+
+
+def test_gradients_are_added_where_they_are_not_cleared() -> None:
+    for count in range(1, 4):
+        with ti.Tape(loss, clear_gradients=False):
+            total()
+        assert torch.equal(x.grad.to_torch(), torch.full((5,), float(count), dtype=torch.float64))
+
+
+def test_kernels_outside_of_a_tape_write_to_fields_with_gradients() -> None:
+    with ti.ad.Tape(loss):
+        middle()
+        end()
+    descend()
+    torch.testing.assert_close(x.to_torch(), V - 0.75 * V**3)
+    x[0] = 7
+    assert x[0] == 7
+    assert x.is_leaf
+
+
+def test_the_gradient_of_a_field_that_is_overwritten_several_times_is_refused() -> None:
+    y.fill(1)
+    with ti.ad.Tape(loss):
+        for t in range(3):
+            halve(t)
+        total()
+    assert torch.equal(y.grad.to_torch(), torch.full((5,), 2.5, dtype=torch.float64))
+    with pytest.raises(GradientError, match="3 loops under the tape wrote to `x`"):
+        _ = x.grad
+    with ti.ad.Tape(loss):
+        total()
+    assert torch.equal(x.grad.to_torch(), torch.ones(5, dtype=torch.float64))
+
+
+def test_a_field_has_a_gradient_of_zeros_at_first() -> None:
+    made = ti.Vector.field(2, ti.f32, shape=3, needs_grad=True)
+    assert made.grad[2].x == 0
+    made.grad[2].x = 4
+    assert made.grad[2].x == 4
+    assert (made.n, made.m) == (2, 1)
+    plain = ti.field(ti.f32, shape=3)
+    assert plain.grad is None
+    with pytest.raises(AttributeError, match="a field of numbers has no `n`"):
+        _ = plain.n
+
+
+def test_kernels_are_transposed_by_grad() -> None:
+    loss.fill(0)
+    loss.grad[None] = 1
+    middle()
+    end()
+    end.grad()
+    assert torch.equal(y.grad.to_torch(), V * V)
+    middle.grad()
+    assert torch.equal(x.grad.to_torch(), 3 * V**3)
+    assert torch.equal(y.grad.to_torch(), torch.zeros(5, dtype=torch.float64))  # it is overwritten
+    assert loss[None] == (V**4).sum()  # values are as they were
+
+
+def test_an_error_under_a_tape_ends_it() -> None:
+    def fails() -> None:
+        with ti.ad.Tape(loss):
+            total()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert x.is_leaf
+    assert x.requires_grad
+    with ti.ad.Tape(loss):
+        total()
+
+
+def test_what_is_no_loss_and_what_is_recorded_by_torch() -> None:
+    with pytest.raises(KernelTypeError, match="a tape's loss is a field of one floating-point"):
+        ti.ad.Tape(x).__enter__()
+    with pytest.raises(KernelTypeError, match="the loss of a tape has no gradient"):
+        ti.ad.Tape(ti.field(ti.f32, shape=())).__enter__()
+    with pytest.raises(KernelTypeError, match="a tape within a tape"), ti.ad.Tape(loss):
+        ti.ad.Tape(loss).__enter__()
+    p = torch.ones(5, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(GradientError, match="writes to a field with a gradient, and reads"):
+        copied(p)
+    with ti.ad.Tape(loss):
+        copied(p)
+        total()
+    assert torch.equal(p.grad, torch.ones(5, dtype=torch.float64))
+    with torch.no_grad():
+        copied(p)
+    assert x[3] == 1

@@ -36,6 +36,7 @@ from weft.frontend.kinds import (
     is_complex,
     join,
     kind_of,
+    of_values,
 )
 from weft.frontend.scalars import Scalars
 from weft.frontend.scope import Frame, Guard, TensorReached
@@ -232,9 +233,9 @@ class Lowering:
     def load_real(self, tensor: Tensor, indices: list[Value], span: Span) -> Scalar:
         with self.builder.about(span):
             value = self.builder.load(tensor.memref, indices)
-        if tensor.dtype in ("f16", "bf16"):
+        if value.scalar.is_storage:
             value = self.builder.op("arith.extf", value, type=ir.f32)
-        return Scalar(value, tensor.dtype)
+        return Scalar(value, of_values(tensor.dtype))
 
     def store_element(
         self, memref: Value, dtype: str, indices: list[Value], x: Operand, span: Span
@@ -242,7 +243,7 @@ class Lowering:
         """Stores ``x``, converted, into an element. ``span`` is that of the element."""
         b = self.builder
         value = self.scalars.cast(x, dtype, span).value
-        if dtype in ("f16", "bf16"):
+        if STORAGE[dtype].is_storage:
             value = b.op("arith.truncf", value, type=STORAGE[dtype])
         with b.about(span):
             b.store(value, memref, indices)

@@ -146,7 +146,7 @@ def _randn(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     angle = b.op("arith.sitofp", turn, type=type)
     angle = b.op("arith.mulf", angle, number(2 * math.pi * 2.0**-circle))
     value = b.op("arith.mulf", radius, b.op("math.cos", angle))
-    if STORAGE[name].is_storage:
+    if name in STORAGE and STORAGE[name].is_storage:
         return cx.scalars.cast_exactly(Scalar(value, "f32"), name, span)
     return Scalar(value, name)
 

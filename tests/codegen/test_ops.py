@@ -35,7 +35,8 @@ from weft.schedule.machine import CpuMachine
 
 NUMPY = {
     "i1": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64,
-    "index": np.int64, "f16": np.float16, "bf16": np.uint16, "f32": np.float32, "f64": np.float64,
+    "index": np.int64, "f8e4m3": np.uint8, "f8e5m2": np.uint8,
+    "f16": np.float16, "bf16": np.uint16, "f32": np.float32, "f64": np.float64,
 }  # fmt: skip
 INTEGERS = (i8, i16, i32, i64, index)
 SIZE = 1039  # not a multiple of any vector

@@ -548,10 +548,10 @@ def copied(x, out):
             "tensors of one loop must be on one device: move one with .to(...)",
         ),
         (
-            weft.KernelTypeError, lambda: (x.to(torch.float8_e4m3fn), x),
-            "`x` has dtype float8_e4m3fn, which kernels do not take",
-            "kernels take f16, bf16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64 "
-            "and bool tensors",
+            weft.KernelTypeError, lambda: (x.to(torch.float8_e4m3fnuz), x),
+            "`x` has dtype float8_e4m3fnuz, which kernels do not take",
+            "kernels take f8e4m3, f8e5m2, f16, bf16, f32, f64, i8, i16, i32, i64, u8, u16, u32, "
+            "u64 and bool tensors",
         ),
         (
             weft.KernelTypeError, lambda: (x.numpy(), x), "`x` is a NumPy array",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import complexes, nests, rows, scans, unsigned
+from tests.fuzz import complexes, float8, nests, rows, scans, unsigned
 from tests.fuzz.check import check
 
 COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "150"))
@@ -60,3 +60,10 @@ def test_random_kernels_of_complex_numbers(part: int, seed: int) -> None:
 @pytest.mark.sampled(5)
 def test_random_kernels_of_unsigned_integers(part: int, seed: int) -> None:
     unsigned.check(Random(seed))
+
+
+@drawing
+@given(seed=st.integers(0, 1 << 40))
+@pytest.mark.sampled(5)
+def test_random_kernels_of_floats_of_eight_bits(part: int, seed: int) -> None:
+    float8.check(Random(seed))

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from weft.codegen.emit import INDEX_BITS, Emitter, llvm_type
+from weft.ir import float8
 from weft.ir.core import Op, Value
-from weft.ir.types import ScalarType, bf16, f16, f32, f64, i1, i32
+from weft.ir.types import ScalarType, bf16, f8e5m2, f16, f32, f64, i1, i16, i32
 
 Rule = Callable[[Emitter, Op, list[str]], Sequence[str]]
 
@@ -380,21 +381,72 @@ def widen(e: Emitter, source: ScalarType, target: ScalarType, value: str) -> str
         high = e.inst(f"shl {e.type(i32)} {wide}, {e.literal(16, i32)}")
         value = e.inst(f"bitcast {e.type(i32)} {high} to {e.type(f32)}")
         return widen(e, f32, target, value)
+    if source.bits == 8:
+        return widen(e, f32, target, _widen_8_bits(e, source, value))
     if source is f16 and target is f64:
         return widen(e, f32, target, widen(e, f16, f32, value))
     return e.inst(f"fpext {e.type(source)} {value} to {e.type(target)}")
 
 
 def narrow(e: Emitter, source: ScalarType, target: ScalarType, value: str) -> str:
-    """A float as a narrower one, to nearest even. From f64 to 16 bits it goes through f32, as
-    torch does."""
+    """A float as a narrower one, to nearest even. From f64 to 16 or 8 bits it goes through f32,
+    as torch does."""
     if source is target:
         return value
-    if source is f64 and target in (f16, bf16):
+    if source is f64 and target.is_storage:
         return narrow(e, f32, target, narrow(e, f64, f32, value))
     if target is bf16:
         return _narrow_to_bf16(e, value)
+    if target.bits == 8:
+        return _narrow_to_8_bits(e, target, value)
     return e.inst(f"fptrunc {e.type(source)} {value} to {e.type(target)}")
+
+
+def _widen_8_bits(e: Emitter, source: ScalarType, value: str) -> str:
+    """By way of f16, which has f8e5m2's exponent; it holds a number of f8e4m3, whose exponent
+    has a bias less by 8, divided by 2**8."""
+    ty, half, single = e.type(i16), e.type(f16), e.type(f32)
+    wide = e.inst(f"sext {e.type(source)} {value} to {ty}")
+    if source is f8e5m2:
+        moved = e.inst(f"shl {ty} {wide}, {e.literal(8, i16)}")
+        return e.inst(f"fpext {half} {e.inst(f'bitcast {ty} {moved} to {half}')} to {single}")
+    moved = e.inst(f"shl {ty} {wide}, {e.literal(7, i16)}")
+    kept = e.inst(f"and {ty} {moved}, {e.literal(0xBFFF, i16)}")  # the sign once
+    small = e.inst(f"fpext {half} {e.inst(f'bitcast {ty} {kept} to {half}')} to {single}")
+    number = e.inst(f"fmul {single} {small}, {e.literal(256.0, f32)}")
+    magnitude = e.inst(f"and {ty} {kept}, {e.literal(0x3F80, i16)}")
+    nan = e.inst(f"icmp eq {ty} {magnitude}, {e.literal(0x3F80, i16)}")
+    return _select(e, nan, f32, e.literal(float("nan"), f32), number)
+
+
+def _narrow_to_8_bits(e: Emitter, target: ScalarType, value: str) -> str:
+    """What ``float8.encode`` gives, as torch computes it: the mantissa is rounded by integer
+    arithmetic, and that of a subnormal number by adding a number whose last bit is the unit."""
+    form, ty, single = float8.FORMATS[target.name], e.type(i32), e.type(f32)
+    cut = 23 - form.mantissa  # bits of the mantissa that are rounded off
+
+    def i(number: int) -> str:
+        return e.literal(number, i32)
+
+    bits = e.inst(f"bitcast {single} {value} to {ty}")
+    sign = e.inst(f"and {ty} {e.inst(f'lshr {ty} {bits}, {i(24)}')}, {i(0x80)}")
+    magnitude = e.inst(f"and {ty} {bits}, {i(0x7FFFFFFF)}")
+    odd = e.inst(f"and {ty} {e.inst(f'lshr {ty} {magnitude}, {i(cut)}')}, {i(1)}")
+    rebased = ((form.bias - 127) << 23) + (1 << (cut - 1)) - 1
+    sum = e.inst(f"add {ty} {e.inst(f'add {ty} {magnitude}, {i(rebased)}')}, {odd}")
+    normal = e.inst(f"lshr {ty} {sum}, {i(cut)}")
+    unit = (127 - form.bias + 1 + cut) << 23
+    positive = e.inst(f"bitcast {ty} {magnitude} to {single}")
+    aligned = e.inst(f"fadd {single} {positive}, {e.inst(f'bitcast {ty} {i(unit)} to {single}')}")
+    small = e.inst(f"sub {ty} {e.inst(f'bitcast {single} {aligned} to {ty}')}, {i(unit)}")
+    is_small = e.inst(f"icmp ult {ty} {magnitude}, {i((128 - form.bias) << 23)}")
+    nearest = _select(e, is_small, i32, small, normal)
+    huge = e.inst(f"icmp uge {ty} {magnitude}, {i(0x47800000)}")  # 65536: more than both have
+    bounded = e.intrinsic(f"llvm.umin.{e.suffix(i32)}", ty, (ty, nearest), (ty, i(form.most)))
+    finite = _select(e, huge, i32, i(form.most), bounded)
+    nan = e.inst(f"icmp ugt {ty} {magnitude}, {i(0x7F800000)}")
+    whole = e.inst(f"or {ty} {_select(e, nan, i32, i(float8.NAN), finite)}, {sign}")
+    return e.inst(f"trunc {ty} {whole} to {e.type(target)}")
 
 
 def _narrow_to_bf16(e: Emitter, value: str) -> str:

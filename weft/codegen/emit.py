@@ -14,15 +14,17 @@ from typing import Any, Protocol
 
 from weft.codegen.lines import Lines
 from weft.errors import InternalError, Span
+from weft.ir import float8
 from weft.ir.core import Op, Value
 from weft.ir.types import MemRefType, ScalarType, Type, f16, f32, i1, index
 from weft.ir.views import memory, split_access
 from weft.values import mutable
 
-# bf16 is carried as its bits: few machines have instructions for it and LLVM would call a library.
+# bf16 and floats of 8 bits are carried as their bits: few machines have instructions for them, and
+# LLVM would call a library.
 _NAMES = {
     "i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "index": "i64",
-    "f16": "half", "bf16": "i16", "f32": "float", "f64": "double",
+    "f8e4m3": "i8", "f8e5m2": "i8", "f16": "half", "bf16": "i16", "f32": "float", "f64": "double",
 }  # fmt: skip
 
 # Sizes and indices of real tensors stay below this many bits: what is built from them by a few
@@ -55,6 +57,8 @@ def literal(value: bool | int | float, t: ScalarType) -> str:
     number = float(value)
     if t is f16:
         return f"0xH{int.from_bytes(_pack_half(number), 'big'):04X}"
+    if t.bits == 8:
+        return str(float8.encode(round_to_f32(number), t))
     if t.name == "bf16":
         return str(bfloat_bits(number))
     if t is f32:

@@ -15,7 +15,7 @@ from weft.codegen.philox import random_word
 from weft.codegen.pool import AVAILABLE
 from weft.ir.core import Block, Op, Value
 from weft.ir.ops import OPS
-from weft.ir.types import ScalarType, bf16, f16, i1
+from weft.ir.types import ScalarType, i1
 from weft.ir.views import CheckRace, For, Parallel, memory
 from weft.schedule.collapse import accessed, nested
 
@@ -156,7 +156,7 @@ def _atomic_rmw(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         store(e, view, pointer, narrow_element(e, value_type, element, new))
         return [old]
     native = _FLOAT_ATOMICS if element.is_float else _INTEGER_ATOMICS
-    if kind in native and element not in (f16, bf16, i1):
+    if kind in native and element is not i1 and not element.is_storage:
         ty, align = memory_type(element), element.bytes
         place = f"ptr {pointer}, {ty} {value} {e.ordering}, align {align}"
         return [e.inst(f"atomicrmw {native[kind]} {place}")]

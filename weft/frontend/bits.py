@@ -19,12 +19,12 @@ from weft.frontend.kinds import (
     Vec,
     is_float,
     is_int,
+    of_values,
     promote,
 )
 from weft.ir import types as ir
 from weft.ir.core import Value
 
-_HALVES = ("f16", "bf16")
 # Of floats: bits of the mantissa, the exponent's bias, and the integer of that width.
 _FLOATS = {"f32": (23, 127, ir.i32), "f64": (52, 1023, ir.i64)}
 
@@ -100,13 +100,13 @@ def _bit_cast(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand
                 span, help="cast to a type of as many bits first",
             )  # fmt: skip
         b, value = cx.builder, cx.scalars.cast(x, own, span).value
-        if own in _HALVES:
+        if STORAGE[own].is_storage:
             value = b.op("arith.truncf", value, type=STORAGE[own])
         if value.type is not STORAGE[target]:
             value = b.op("arith.bitcast", value, type=STORAGE[target])
-        if target in _HALVES:
+        if STORAGE[target].is_storage:
             value = b.op("arith.extf", value, type=ir.f32)
-        return Scalar(value, target)
+        return Scalar(value, of_values(target))
 
     return _each(scalar)(cx, node, arguments[:1])
 

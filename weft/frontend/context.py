@@ -36,6 +36,7 @@ from weft.frontend.kinds import (
     is_complex,
     join,
     kind_of,
+    of_values,
 )
 from weft.frontend.scalars import Scalars
 from weft.frontend.scope import Frame, Guard, TensorReached
@@ -234,11 +235,11 @@ class Lowering:
     def load_real(self, tensor: Tensor, indices: list[Value], span: Span) -> Scalar:
         with self.builder.about(span):
             value = self.builder.load(tensor.memref, indices)
-        if tensor.dtype in ("f16", "bf16"):
+        if value.scalar.is_storage:
             value = self.builder.op("arith.extf", value, type=ir.f32)
         elif tensor.dtype == "int":  # of a list
             value = self.builder.op("arith.index_cast", value, type=ir.index)
-        return Scalar(value, tensor.dtype)
+        return Scalar(value, of_values(tensor.dtype))
 
     def store_element(
         self, memref: Value, dtype: str, indices: list[Value], x: Operand, span: Span
@@ -246,7 +247,7 @@ class Lowering:
         """Stores ``x``, converted, into an element. ``span`` is that of the element."""
         b = self.builder
         value = self.scalars.cast(x, dtype, span).value
-        if dtype in ("f16", "bf16"):
+        if STORAGE[dtype].is_storage:
             value = b.op("arith.truncf", value, type=STORAGE[dtype])
         elif dtype == "int":
             value = b.op("arith.index_cast", value, type=ir.i64)

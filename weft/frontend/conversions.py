@@ -30,6 +30,8 @@ from weft.frontend.kinds import (
     int_range,
     is_float,
     is_int,
+    is_weak,
+    of_values,
 )
 from weft.ir import types as ir
 from weft.ir.builder import Builder
@@ -58,9 +60,7 @@ class Conversions:
             return ir.index
         if dtype == "float":
             return self.float_type
-        if dtype in ("f16", "bf16"):
-            return ir.f32
-        return STORAGE[dtype]
+        return ir.compute_type(STORAGE[dtype])
 
     def constant(self, value: bool | int | float, dtype: str) -> Scalar:
         if dtype in UNSIGNED and value >> (BITS[dtype] - 1):  # type: ignore[operator]
@@ -79,6 +79,7 @@ class Conversions:
 
     def cast(self, x: Operand, dtype: str, span: Span) -> Scalar:
         """``x`` as a scalar of ``dtype``, as an assignment or an operand converts it."""
+        dtype = of_values(dtype)
         source = self.number(x, span)
         if isinstance(x, Varying):
             return self._rounded(x, dtype, span)
@@ -102,10 +103,10 @@ class Conversions:
         elif isinstance(x, Static) and type(dtype_of(x)) is str and dtype in INTS:
             x = x if isinstance(x, Varying) else Static(converted(x.value, DTYPES[dtype]))
         scalar = self.cast(x, dtype, span)
-        if dtype in ("f16", "bf16"):
+        if is_float(dtype) and not is_weak(dtype) and STORAGE[dtype].is_storage:
             b = self.builder
-            narrow = b.op("arith.truncf", scalar.value, type=ir.SCALARS[dtype])
-            return Scalar(b.op("arith.extf", narrow, type=ir.f32), dtype)
+            narrow = b.op("arith.truncf", scalar.value, type=STORAGE[dtype])
+            return Scalar(b.op("arith.extf", narrow, type=ir.f32), scalar.dtype)
         return scalar
 
     def _literal(self, value: Any, dtype: str, span: Span) -> Scalar:

@@ -18,7 +18,16 @@ from typing import Any
 from weft.errors import CompileError, KernelSyntaxError, KernelTypeError, KernelValueError, Span
 from weft.frontend.casts import Handler, dtype_name
 from weft.frontend.context import Lowering
-from weft.frontend.kinds import Operand, Scalar, Static, describe, dtype_of, is_int, promote
+from weft.frontend.kinds import (
+    STORAGE,
+    Operand,
+    Scalar,
+    Static,
+    describe,
+    dtype_of,
+    is_int,
+    promote,
+)
 from weft.frontend.signatures import argument
 from weft.ir import types as ir
 from weft.ir.builder import Builder
@@ -137,7 +146,7 @@ def _randn(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     angle = b.op("arith.sitofp", turn, type=type)
     angle = b.op("arith.mulf", angle, number(2 * math.pi * 2.0**-circle))
     value = b.op("arith.mulf", radius, b.op("math.cos", angle))
-    if name in ("f16", "bf16"):
+    if name in STORAGE and STORAGE[name].is_storage:
         return cx.scalars.cast_exactly(Scalar(value, "f32"), name, span)
     return Scalar(value, name)
 

@@ -10,6 +10,7 @@ from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import aggregates, elements, expressions, records, reductions
 from weft.frontend.context import Lowering
 from weft.frontend.kinds import (
+    EIGHT_BITS,
     UNSIGNED,
     Complex,
     Operand,
@@ -51,7 +52,15 @@ def _place(
     if tensor.pair:
         raise KernelTypeError(f"`{name}` of complex numbers", span, help="use atomic_add")
     values = [cx.read_scalar(cx.expression(a), span) for a in node.args[1:]]
+    _refuse_eight_bits(name, tensor, span)
     return tensor, indices, values
+
+
+def _refuse_eight_bits(name: str, tensor: Tensor, span: Span) -> None:
+    if tensor.dtype in EIGHT_BITS:
+        raise KernelTypeError(f"`{name}` on a tensor of {tensor.dtype}", span,
+                              help="update a float32 tensor, and round what is in it "
+                              "afterwards")  # fmt: skip
 
 
 def _of_complex(cx: Lowering, node: ast.Call, name: str) -> bool:
@@ -114,6 +123,7 @@ def _update(
     """The number in an element before the atomic ``name`` updates it."""
     if name == "atomic_sub":
         value = cx.scalars.negate(value, span)
+    _refuse_eight_bits(name, tensor, span)
     dtype = tensor.dtype
     if dtype == "bool" and _RMW[name] in ("add", "mul"):
         raise KernelTypeError(f"`{name}` on a tensor of booleans", span,

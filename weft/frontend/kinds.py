@@ -19,10 +19,12 @@ from weft.source import Span
 from weft.values import frozen, mutable
 
 FLOATS = ("f16", "bf16", "f32", "f64")
+EIGHT_BITS = ("f8e4m3", "f8e5m2")  # of elements only: their values are f32
 SIGNED = ("i8", "i16", "i32", "i64")
 UNSIGNED = ("u8", "u16", "u32", "u64")
 INTS = (*SIGNED, *UNSIGNED)
 STORAGE = {
+    "f8e4m3": ir.f8e4m3, "f8e5m2": ir.f8e5m2,
     "f16": ir.f16, "bf16": ir.bf16, "f32": ir.f32, "f64": ir.f64, "i8": ir.i8, "i16": ir.i16,
     "i32": ir.i32, "i64": ir.i64, "u8": ir.i8, "u16": ir.i16, "u32": ir.i32, "u64": ir.i64,
     "bool": ir.i1,
@@ -33,7 +35,12 @@ PARTS = {name: part for part, name in COMPLEX.items()}
 
 
 def is_float(dtype: str) -> bool:
-    return dtype == "float" or dtype in FLOATS
+    return dtype == "float" or dtype in FLOATS or dtype in EIGHT_BITS
+
+
+def of_values(dtype: str) -> str:
+    """The dtype of what is loaded from elements of ``dtype``."""
+    return "f32" if dtype in EIGHT_BITS else dtype
 
 
 def is_int(dtype: str) -> bool:

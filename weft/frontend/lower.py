@@ -35,6 +35,7 @@ from weft.frontend.context import Lowering
 from weft.frontend.desugar import desugar_body, desugar_function, leaving
 from weft.frontend.hints import is_once, noting
 from weft.frontend.kinds import (
+    EIGHT_BITS,
     STORAGE,
     Box,
     ComplexKind,
@@ -150,6 +151,8 @@ def argument(cx: Lowering, name: str, spec: Spec, values: Iterator[Value]) -> Op
                       backing=spec.backing, clamped=spec.clamped, pair=spec.pair,
                       offset=spec.offset)  # fmt: skip
     assert isinstance(spec, ScalarSpec)
+    if spec.dtype in EIGHT_BITS:
+        return cx.scalars.cast_exactly(Scalar(value, "f32"), spec.dtype, cx.builder.span)
     if spec.dtype is not None:
         return Scalar(value, spec.dtype)
     if spec.kind == "float" and not spec.captured:

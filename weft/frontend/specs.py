@@ -15,7 +15,7 @@ from weft.values import frozen
 
 # torch dtypes that a kernel can load and store, by weft's names.
 TENSOR_DTYPES = (
-    "f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32",
+    "f8e4m3", "f8e5m2", "f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32",
     "u64", "bool",
 )  # fmt: skip
 

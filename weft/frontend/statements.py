@@ -20,6 +20,7 @@ from weft.frontend import (
 )
 from weft.frontend.context import STATEMENTS, TARGETS, Lowering
 from weft.frontend.kinds import (
+    EIGHT_BITS,
     OpaqueKind,
     Operand,
     Part,
@@ -155,7 +156,9 @@ def _accumulate_one(
             help="convert with int(...), or make the tensor a float one",
         )  # fmt: skip
     combiner = reductions.AUGMENTED.get(symbol)
-    if combiner is None or symbol == "/" or (tensor.dtype == "bool" and symbol not in "&|^"):
+    if combiner is None or symbol == "/" or tensor.dtype in EIGHT_BITS or (
+        tensor.dtype == "bool" and symbol not in "&|^"
+    ):  # fmt: skip
         old = cx.load_real(tensor, indices, at)
         result = cx.scalars.binary(symbol, old, value, span)
         cx.store_element(tensor.memref, tensor.dtype, indices, result, at)

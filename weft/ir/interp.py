@@ -1,8 +1,10 @@
 """The reference interpreter: slow, obvious, the oracle that passes and back ends are held to.
 
 Values are Python objects: ``bool`` for i1, ``int`` (signed, wrapped to its width) for iN and
-index, ``numpy.float16/32/64`` for f16/f32/f64; a bf16 is a ``numpy.float32`` that bf16 can hold.
-Memrefs are numpy arrays with any strides; a bf16 memref is a ``uint16`` array of the bits.
+index, ``numpy.float16/32/64`` for f16/f32/f64; a bf16 or a float of
+8 bits is a ``numpy.float32`` that it can hold.
+Memrefs are numpy arrays with any strides; memrefs of these are ``uint16`` and ``uint8``
+arrays of the bits.
 Every operation is computed in its own type. ``RULES`` has one rule for each row of the table.
 """
 
@@ -25,15 +27,17 @@ from weft.errors import (
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.ops import COMBINERS
 from weft.ir.scalar import SCALAR_RULES, bits_of, from_bits, literal, to_float, wrap
-from weft.ir.types import ScalarType, Type, bf16, f16
+from weft.ir.types import ScalarType, Type, bf16, f8e4m3, f8e5m2
 
 _NUMPY: dict[str, tuple[str, ...]] = {
     "i1": ("bool",), "i8": ("int8", "uint8"), "i16": ("int16", "uint16"),
     "i32": ("int32", "uint32"), "i64": ("int64", "uint64"), "index": ("int64",),
-    "f16": ("float16",), "bf16": ("uint16",), "f32": ("float32",), "f64": ("float64",),
+    "f8e4m3": ("uint8",), "f8e5m2": ("uint8",), "f16": ("float16",), "bf16": ("uint16",),
+    "f32": ("float32",), "f64": ("float64",),
 }  # fmt: skip
 # Called after each operation with the operation, its operands and its results.
 Watch = Callable[[Op, Sequence[Any], Sequence[Any]], object]
+_AS_BITS = (bf16, f8e4m3, f8e5m2)  # which numpy has no type for
 _UNDEFINED = {"float": np.nan, "int": 77, "index": 7777777, "bool": True}
 
 
@@ -191,15 +195,15 @@ def _argument(type: Type, arg: Any, name: str) -> Any:
 
 def _read(type: ScalarType, element: Any) -> Any:
     """A numpy scalar from memory as a value of the interpreter."""
-    if type is bf16:
-        return from_bits(int(element), bf16)
+    if type in _AS_BITS:
+        return from_bits(int(element), type)
     return element if type.is_float else wrap(int(element), type)
 
 
 def _written(type: ScalarType, dtype: Any, value: Any) -> Any:
     """A value as numpy scalar to be put into memory of ``dtype``."""
-    if type is bf16:
-        return dtype.type(bits_of(value, bf16))
+    if type in _AS_BITS:
+        return dtype.type(bits_of(value, type))
     if type.kind in ("int", "index"):
         return np.array(value, dtype=np.int64).astype(dtype)[()]  # astype wraps
     return dtype.type(value)
@@ -239,12 +243,12 @@ def _atomic_cas(m: Machine, op: Op, expected: Any, desired: Any, memref: Any, *s
 
 
 def _widened(element: ScalarType, value: Any) -> Any:
-    """An element's value in its compute type: f16 and bf16 are computed with in f32."""
-    return np.float32(value) if element in (f16, bf16) else value
+    """An element's value in its compute type: narrow floats are computed with in f32."""
+    return np.float32(value) if element.is_storage else value
 
 
 def _narrowed(element: ScalarType, value: Any) -> Any:
-    return to_float(value, element) if element in (f16, bf16) else value
+    return to_float(value, element) if element.is_storage else value
 
 
 def _alloca(m: Machine, op: Op, *sizes: int) -> Any:

@@ -118,7 +118,7 @@ _row("arith.fptosi", "T:float", "?", "to a signed integer, towards zero, saturat
 _row(
     "arith.fptoui", "T:float", "?", "to an unsigned integer, towards zero, saturating; NaN gives 0"
 )
-_row("arith.extf", "any", "?", "widen a float (f16 or bf16 to f32, f32 to f64)")
+_row("arith.extf", "any", "?", "widen a float (one of 8 or 16 bits to f32, f32 to f64)")
 _row("arith.truncf", "any", "?", "narrow a float, to nearest even")
 _row("arith.bitcast", "any", "?", "the same bits as another type of that width")
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from weft.errors import KernelSyntaxError
+from weft.ir import float8
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.ops import OPS
 from weft.ir.types import SCALARS, MemRefType, ScalarType, Type, i1, index
@@ -330,6 +331,8 @@ def _number(token: str, type: ScalarType) -> int | float:
     bits = int(token, 16)
     if type.name == "bf16":
         return struct.unpack("<f", struct.pack("<I", bits << 16))[0]
+    if type.bits == 8:
+        return float8.decode(bits, type)
     pack, unpack = _FLOAT_BITS[type.name]
     return struct.unpack(unpack, struct.pack(pack, bits))[0]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.ir import philox
+from weft.ir import float8, philox
 from weft.ir.core import Op
 from weft.ir.types import ScalarType, Type, bf16, i1
 
@@ -42,8 +42,10 @@ def signed(value: int, type: ScalarType) -> int:
 
 def to_float(value: Any, type: ScalarType) -> Any:
     """``value`` rounded to nearest even in ``type``."""
-    if type is not bf16:
+    if type.name in _FLOATS:
         return _FLOATS[type.name](value)
+    if type.bits == 8:
+        return np.float32(float8.decode(float8.encode(float(np.float32(value)), type), type))
     value = np.float32(value)
     if not np.isfinite(value):
         return value
@@ -56,6 +58,8 @@ def bits_of(value: Any, type: ScalarType) -> int:
     """The bits of a value of ``type``, as an unsigned integer."""
     if type is bf16:
         return int(np.float32(value).view(np.uint32)) >> 16
+    if type.is_float and type.bits == 8:
+        return float8.encode(float(value), type)
     if type.is_float:
         return int(value.view(_BITS[type.name]))
     return unsigned(int(value), type)
@@ -65,6 +69,8 @@ def from_bits(bits: int, type: ScalarType) -> Any:
     """The value of ``type`` with these bits."""
     if type is bf16:
         return np.uint32(bits << 16).view(np.float32)
+    if type.is_float and type.bits == 8:
+        return np.float32(float8.decode(bits, type))
     if type.is_float:
         return _BITS[type.name](bits).view(_FLOATS[type.name])
     return wrap(bits, type)

@@ -14,10 +14,11 @@ from functools import lru_cache
 from typing import Any
 
 from weft.errors import InternalError
+from weft.ir import float8
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.ops import OPS
 from weft.ir.parse import ATOMIC_NAMES, CASTS, TEXT_NAMES, parse_function
-from weft.ir.types import ScalarType, Type, i1, index
+from weft.ir.types import SCALARS, ScalarType, Type, i1, index
 
 __all__ = ["parse_function", "print_function", "same"]
 
@@ -163,6 +164,8 @@ def _float(value: float, type: str) -> str:
     if text[-1] in "fn":  # inf, nan
         if type == "bf16":
             return f"0x{struct.unpack('<I', struct.pack('<f', value))[0] >> 16:04X}"
+        if SCALARS[type].bits == 8:
+            return f"0x{float8.encode(value, SCALARS[type]):02X}"
         pack, unpack, digits = _FLOAT_BITS[type]
         return f"0x{struct.unpack(unpack, struct.pack(pack, value))[0]:0{digits}X}"
     if "e" in text and "." not in text:

@@ -3,8 +3,8 @@
 Scalars are signless, as in MLIR: whether an ``i8`` is a torch ``int8`` or ``uint8`` is said by the
 operations (``arith.extsi`` or ``arith.extui``), which the frontend chooses. ``index`` is the
 kernel's own integer (Python's ``int`` in a kernel): 64-bit two's complement.
-``f16`` and ``bf16`` are storage types: they are loaded, stored, extended and truncated, and nothing
-else; arithmetic on them is carried out in ``f32`` (``compute_type``).
+Floats of 16 and 8 bits are storage types: they are loaded, stored, extended and truncated, and
+nothing else; arithmetic on them is carried out in ``f32`` (``compute_type``).
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ class ScalarType:
         return self.kind == "float"
 
     @property
+    def is_storage(self) -> bool:
+        """Whether numbers of this type are computed with in another one."""
+        return self.kind == "float" and self.bits < 32
+
+    @property
     def is_integer(self) -> bool:
         """True for iN, index and i1: everything that integer arithmetic accepts."""
         return self.kind != "float"
@@ -42,12 +47,15 @@ i16 = ScalarType("i16", "int", 16)
 i32 = ScalarType("i32", "int", 32)
 i64 = ScalarType("i64", "int", 64)
 index = ScalarType("index", "index", 64)
+f8e4m3 = ScalarType("f8e4m3", "float", 8)
+f8e5m2 = ScalarType("f8e5m2", "float", 8)
 f16 = ScalarType("f16", "float", 16)
 bf16 = ScalarType("bf16", "float", 16)
 f32 = ScalarType("f32", "float", 32)
 f64 = ScalarType("f64", "float", 64)
 
-SCALARS = {t.name: t for t in (i1, i8, i16, i32, i64, index, f16, bf16, f32, f64)}
+SCALARS = {t.name: t for t in (i1, i8, i16, i32, i64, index, f8e4m3, f8e5m2,
+                                   f16, bf16, f32, f64)}  # fmt: skip
 
 # How much is known of a tensor's strides. "contiguous": row-major without gaps, strides follow from
 # the shape. "unit": the last stride is 1, the others are run-time values. "strided": all are.
@@ -57,7 +65,7 @@ SPACES = ("", "shared")
 
 def compute_type(t: ScalarType) -> ScalarType:
     """The type that arithmetic on elements of type ``t`` is carried out in."""
-    return f32 if t in (f16, bf16) else t
+    return f32 if t.is_storage else t
 
 
 @frozen

@@ -18,9 +18,7 @@ from weft.ir.types import (
     MemRefType,
     ScalarType,
     Type,
-    bf16,
     compute_type,
-    f16,
     f32,
     f64,
     i1,
@@ -29,7 +27,6 @@ from weft.ir.types import (
 )  # fmt: skip
 from weft.ir.uniform import GROUP, divergent_wait
 
-_STORAGE = (f16, bf16)
 _CHECKS = {"weft.assert", "weft.bounds", "weft.check_race"}
 # What schedules tell code generation of an operation (``schedule.marks``): which ones have it, and
 # with what values.
@@ -282,8 +279,9 @@ def _store(c: _Checker, op: Op) -> None:
 
 def _combines(c: _Checker, op: Op, kind: Any, type: Type) -> None:
     c.check(op, kind in COMBINERS, f"{kind!r} is not a combiner")
-    fits = isinstance(type, ScalarType) and type.is_float == kind.endswith("f")
-    c.check(op, fits and type not in _STORAGE, f"`{kind}` does not combine {type}")
+    scalar = isinstance(type, ScalarType) and not type.is_storage
+    fits = scalar and type.is_float == kind.endswith("f")
+    c.check(op, fits, f"`{kind}` does not combine {type}")
 
 
 def _atomic_rmw(c: _Checker, op: Op) -> None:

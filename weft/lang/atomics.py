@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from weft.errors import KernelTypeError
-from weft.lang.dtypes import Scalar, quietly, tensor_of
+from weft.lang.dtypes import EIGHT_BITS, Scalar, quietly, tensor_of
 from weft.lang.elements import Elementwise
 
 
@@ -21,6 +21,10 @@ def _update(name: str, element: Any, function: Callable[[Any], Any]) -> Scalar:
     kind = name.removeprefix("atomic_")
     if isinstance(element, Scalar) and element.home is not None:
         array, position = element.home
+        if array.dtype in EIGHT_BITS:
+            raise KernelTypeError(f"{name}() on a tensor of {array.dtype}",
+                                  help="update a float32 tensor, and round what is in it "
+                                  "afterwards")  # fmt: skip
         return array.update(position, function, kind)
     if not isinstance(element, torch.Tensor) or isinstance(element, Scalar) or element.numel() != 1:
         raise KernelTypeError(

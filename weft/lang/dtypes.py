@@ -173,6 +173,22 @@ def wrapped(value: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor(value - (1 << bits) if signed else value, dtype=dtype, device="cpu")
 
 
+EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)  # torch computes nothing with these
+
+
+def read(element: torch.Tensor) -> torch.Tensor:
+    """A number as kernels read it from memory: floats of eight bits are float32 then."""
+    return element.to(torch.float32) if element.dtype in EIGHT_BITS else element
+
+
+def rounded(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``value`` in a float of eight bits. Up to PyTorch 2.12 what is too large for e4m3 was NaN;
+    now it is 448, the largest number, on each device."""
+    if dtype is torch.float8_e4m3fn:
+        value = value.to(torch.float32).clamp(-448.0, 448.0)
+    return value.to(torch.float32).to(dtype)
+
+
 def _whole(value: float, dtype: torch.dtype) -> int:
     """A float as an integer of ``dtype``: without its fraction, at the ends of the range beyond
     it, and 0 for NaN."""
@@ -188,6 +204,9 @@ def stored(value: Any, dtype: torch.dtype) -> Any:
     range, and of those that torch has no arithmetic for, a Python int wraps."""
     if type(value) is int and dtype in UNSIGNED:
         return wrapped(value, dtype)
+    if dtype in EIGHT_BITS:
+        value = value if isinstance(value, torch.Tensor) else torch.tensor(value, device="cpu")
+        return rounded(value, dtype)
     single = isinstance(value, torch.Tensor) and not value.dim() and value.is_floating_point()
     if (single or type(value) is float) and not (dtype.is_floating_point or dtype.is_complex):
         if dtype is torch.bool:
@@ -295,12 +314,16 @@ class DType(_OfTorch):
 
     def _converted(self, value: torch.Tensor) -> torch.Tensor:
         """A copy of a 0-d tensor in this dtype. Floats stop at the ends of an integer's range."""
+        if self.bits == 8 and self.kind == "float":
+            return read(rounded(value, self.torch))
         if self.kind != "int" or not value.dtype.is_floating_point:
             return value.to(self.torch, copy=True)
         whole = _whole(value.item(), self.torch)
         return torch.tensor(whole, dtype=self.torch, device=value.device)
 
 
+f8e4m3 = DType("f8e4m3", torch.float8_e4m3fn, "f8e4m3", "float", 8, True)
+f8e5m2 = DType("f8e5m2", torch.float8_e5m2, "f8e5m2", "float", 8, True)
 f16 = DType("f16", torch.float16, "f16", "float", 16, True)
 bf16 = DType("bf16", torch.bfloat16, "bf16", "float", 16, True)
 f32 = DType("f32", torch.float32, "f32", "float", 32, True)
@@ -316,6 +339,7 @@ u64 = DType("u64", torch.uint64, "i64", "int", 64, False)
 bool_ = DType("bool", torch.bool, "i1", "bool", 1, False)
 
 # Other spellings.
+float8_e4m3fn, float8_e5m2 = f8e4m3, f8e5m2
 half = float16 = f16
 bfloat16 = bf16
 float32 = f32
@@ -324,10 +348,12 @@ int8, int16, int32, int64, u1 = i8, i16, i32, i64, bool_
 uint8, uint16, uint32, uint64 = u8, u16, u32, u64
 
 DTYPES: dict[str, DType] = {
-    t.name: t for t in (f16, bf16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64, bool_)
+    t.name: t
+    for t in (f8e4m3, f8e5m2, f16, bf16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64, bool_)
 }  # fmt: skip
 _BY_TORCH = {t.torch: t for t in DTYPES.values()}
-_BY_NUMPY = {str(t.torch).removeprefix("torch."): t for t in DTYPES.values() if t is not bf16}
+_BY_NUMPY = {str(t.torch).removeprefix("torch."): t for t in DTYPES.values()
+             if t not in (bf16, f8e4m3, f8e5m2)}  # fmt: skip
 
 
 def from_torch(dtype: torch.dtype) -> DType:
@@ -346,11 +372,13 @@ def from_numpy(dtype: Any) -> DType:
 
 
 def to_numpy(dtype: DType) -> np.dtype[Any]:
-    """The numpy dtype. Raises KernelTypeError for bf16, which numpy does not have."""
+    """The numpy dtype. Raises KernelTypeError for those that numpy does not have: bf16 and floats
+    of 8 bits."""
     for name, candidate in _BY_NUMPY.items():
         if candidate is dtype:
             return np.dtype(name)
-    raise KernelTypeError("numpy has no bfloat16", help="cast to weft.f32 first")
+    name = str(dtype.torch).removeprefix("torch.")
+    raise KernelTypeError(f"numpy has no {name}", help="cast to weft.f32 first")
 
 
 def as_dtype(dtype: Any, *, default_fp: DType = f32, default_ip: DType = i32) -> DType:

@@ -23,10 +23,13 @@ from weft.lang.dtypes import (
     as_dtype,
     complex_type,
     f32,
+    from_torch,
     i32,
     quietly,
+    read,
     stored,
     tensor_of,
+    to_numpy,
 )
 from weft.lang.elements import Elementwise
 from weft.values import frozen
@@ -97,7 +100,7 @@ class Array(torch.Tensor):
             plain = self.as_subclass(torch.Tensor)
             if len(parts) == self.dim() and all(map(is_number, parts)):
                 position = tuple(map(operator.index, parts))
-                element = plain[position].clone().as_subclass(Scalar)
+                element = read(plain[position].clone()).as_subclass(Scalar)
                 element.home = (self, position)
                 return element
             part = plain[parts].as_subclass(type(self))
@@ -308,6 +311,8 @@ class Field(Array):
 
     def to_numpy(self, keep_dims: bool = False, dtype: Any = None) -> np.ndarray[Any, Any]:
         """A NumPy copy. With ``keep_dims`` the elements of a field of vectors are (n, 1)."""
+        if not self.dtype.is_complex:
+            to_numpy(from_torch(self.dtype))  # which NumPy may not have
         made = self.as_subclass(torch.Tensor).detach().cpu().numpy().copy()
         vectors = self.element is not None and len(self.element.shape) == 1
         made = made[..., None] if keep_dims and vectors else made

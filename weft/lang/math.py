@@ -26,6 +26,7 @@ from weft.lang.dtypes import (
     i32,
     involves_unsigned,
     quietly,
+    read,
     tensor_of,
     wrapped,
 )
@@ -415,7 +416,7 @@ def bit_cast(x: Any, dtype: Any) -> Any:
             )
         with quietly():
             value = x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=own, device="cpu")
-            return _value(value.as_subclass(torch.Tensor).clone().view(kind.torch))
+            return _value(read(value.as_subclass(torch.Tensor).clone().view(kind.torch)))
 
     return _spread(scalar, x)
 

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from weft.errors import KernelTypeError, KernelValueError
-from weft.lang.dtypes import DType, as_dtype, complex_type, quietly
+from weft.lang.dtypes import EIGHT_BITS, DType, as_dtype, complex_type, quietly
 
 KEY = ("random key",)  # where a loop's key stands among its arguments (``RegionArg.key``)
 KEY_NAME = "random_key"
@@ -88,7 +88,12 @@ def number_type(dtype: Any, name: str) -> Any:
         raise KernelTypeError(
             f"{name}() of complex numbers", help=f"write complex(weft.{name}(), weft.{name}())"
         )
-    return as_dtype(dtype)
+    found = as_dtype(dtype)
+    if found.torch in EIGHT_BITS:
+        raise KernelTypeError(
+            f"{name}() of {found!r}", help=f"round one of float32: {found!r}(...)"
+        )
+    return found
 
 
 def float_type(dtype: Any) -> Any:

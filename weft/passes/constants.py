@@ -43,12 +43,12 @@ def fold(op: Op, values: Sequence[Number]) -> Number | None:
     """What the pure operation ``op`` gives for constant operands; None where it must stay.
 
     The interpreter's rules are used, so f32 is folded in f32. A result that is NaN is left to the
-    machine, as are divisions by zero, and f16 and bf16, which are storage types.
+    machine, as are divisions by zero, and storage types.
     """
     type = op.results[0].type
     if op.name not in SCALAR_RULES or (op.name in DIVISIONS and values[1] == 0):
         return None
-    if not isinstance(type, ScalarType) or type.name in ("f16", "bf16"):
+    if not isinstance(type, ScalarType) or type.is_storage:
         return None
     operands = [
         literal(number, value.type) for number, value in zip(values, op.operands, strict=True)

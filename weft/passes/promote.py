@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Sequence
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, below, defined, walk
 from weft.ir.ops import OPS
-from weft.ir.types import bf16, f16
 from weft.ir.views import For, accessed_by, memory, surely_less
 from weft.passes.memory import is_local, may_alias, subscripts_differ
 
@@ -58,7 +57,7 @@ def _promotable(loop: Op, noalias: bool, local: int) -> dict[Element, list[Op]]:
         if (
             kinds == {"memref.load", "memref.store"}
             and inside.isdisjoint(element)
-            and memref.memref.element not in (f16, bf16)
+            and not memref.memref.element.is_storage
             and not (is_local(memref) and math.prod(memref.memref.shape or (local + 1,)) > local)
             and not any(
                 may_alias(memref, other[0], noalias)

@@ -491,6 +491,8 @@ class Body:
         if op.name in self.of.facts.lacking:
             raise Opaque(f"this Inductor's {op.name} is less accurate")
         types = [v.scalar for v in (*op.operands, op.result)]
+        if any(t.is_float and t.bits == 8 for t in types):
+            raise Opaque("it has floats of eight bits, which Inductor rounds otherwise")
         if op.name != "arith.extf" and any(compute_type(t) is not t for t in types):
             raise Opaque("it rounds to half precision before it stores")
         if op.name == "arith.cmpi" and op.attrs["predicate"][0] == "u":

@@ -20,7 +20,8 @@ Rule = Callable[..., Any]
 
 TORCH = {
     "i1": torch.bool, "i8": torch.int8, "i16": torch.int16, "i32": torch.int32,
-    "i64": torch.int64, "index": torch.int64, "f16": torch.float16, "bf16": torch.bfloat16,
+    "i64": torch.int64, "index": torch.int64, "f8e4m3": torch.float8_e4m3fn,
+    "f8e5m2": torch.float8_e5m2, "f16": torch.float16, "bf16": torch.bfloat16,
     "f32": torch.float32, "f64": torch.float64,
 }  # fmt: skip
 

@@ -14,6 +14,7 @@ from weft.frames import user_frames
 from weft.ir import interp
 from weft.ir.core import Function
 from weft.ir.interp import Watch
+from weft.lang.dtypes import EIGHT_BITS
 from weft.pytorch.autograd import with_functions
 from weft.pytorch.forward_level import level, tangent_of
 from weft.pytorch.loop import Loop, Make
@@ -290,6 +291,8 @@ class HostMemory:
             tensor = self._copied(tensor)
         if tensor.dtype is torch.bfloat16:
             tensor = tensor.view(torch.uint16)
+        if tensor.dtype in EIGHT_BITS:
+            tensor = tensor.view(torch.uint8)
         return tensor.numpy()
 
     def write_back(self) -> None:

@@ -93,7 +93,8 @@ inline {result} {cpp_name(name)}({parameters}) {{
 CPP_KINDS = {"float32": "Float", "float64": "Double", "float16": "Half", "int32": "Int",
           "int64": "Long", "int16": "Short", "int8": "Char", "uint8": "Byte",
           "uint16": "UInt16", "uint32": "UInt32", "uint64": "UInt64",
-          "bool": "Bool", "bfloat16": "BFloat16"}  # fmt: skip
+          "bool": "Bool", "bfloat16": "BFloat16", "float8_e4m3fn": "Float8_e4m3fn",
+          "float8_e5m2": "Float8_e5m2"}  # fmt: skip
 
 
 def example_of(value: Any) -> str:

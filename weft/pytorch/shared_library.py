@@ -225,7 +225,8 @@ def _written_down(
             code.launcher.forms.change(change)
 
 
-_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16,
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16,
+           torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.int16,
            torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
            torch.bool)  # fmt: skip
 

@@ -31,7 +31,7 @@ from weft.errors import KernelIndexError, KernelTypeError, KernelValueError
 from weft.frontend import parameters as declared
 from weft.frontend.accumulations import atomics
 from weft.frontend.names import Scope
-from weft.lang.dtypes import DType, Scalar, from_torch, quietly, stored
+from weft.lang.dtypes import DType, Scalar, from_torch, quietly, read, stored
 from weft.lang.elements import Elementwise
 from weft.lang.field import Array, Field, indices, is_number, subscripts
 from weft.lang.loops import Grouped, NDRange, Serial, is_func
@@ -333,7 +333,7 @@ class Watched(Field):
         self, position: tuple[int, ...], function: Callable[[Any], Any], place: Place | None = None
     ) -> Scalar:
         with quietly():
-            before = self.plain[position].clone().as_subclass(Scalar)
+            before = read(self.plain[position].clone()).as_subclass(Scalar)
         self._set_plain(position, function(before), place)
         return before
 
@@ -401,7 +401,7 @@ class Watched(Field):
             position = self._checked(parts, place)
             self.watch.touch(self._address(position), READ, position, place)
             with quietly():
-                element = self.plain[position].clone().as_subclass(Scalar)
+                element = read(self.plain[position].clone()).as_subclass(Scalar)
             element.home = (self, position)
             return element
         if len(parts) > len(self.extents) or self.watch.active:

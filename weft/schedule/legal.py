@@ -13,7 +13,7 @@ from typing import Any
 
 from weft.errors import ScheduleError
 from weft.ir.core import Op, walk
-from weft.ir.types import bf16, f16, f32, i1, i8, i16
+from weft.ir.types import f32, i1, i8, i16
 from weft.ir.views import For, Parallel, is_constant, memory
 from weft.ir.writes import loaded
 from weft.schedule.grid import WARP
@@ -255,7 +255,7 @@ def _privatize(nest: LoopNest, step: Privatize, schedule: Schedule) -> Refusal |
     kind, element = accumulated(nest, step), nest.array(step.array).memref.element
     if isinstance(kind, Refusal):
         return kind
-    native = kind in COMBINERS and element not in (f16, bf16, i1, i8, i16)
+    native = kind in COMBINERS and element not in (i1, i8, i16) and not element.is_storage
     if not native or (kind == "addf" and element is not f32):
         return Refusal(f"shared memory has no atomic {kind} of {element}")
     return _once(step, schedule) or beside(step, schedule, Vectorize, Cooperate)

@@ -12,7 +12,7 @@ from typing import Any
 
 from weft.errors import ScheduleError
 from weft.ir.core import Block, Function, Op, walk
-from weft.ir.types import ScalarType, bf16, f16, i1
+from weft.ir.types import ScalarType, i1
 from weft.ir.views import memory
 from weft.schedule import legal
 from weft.schedule.language import (
@@ -135,7 +135,7 @@ def _privatize(nest: LoopNest, step: Privatize, schedule: Schedule) -> Refusal |
     if isinstance(found, Refusal):
         return found
     element = nest.array(step.array).memref.element
-    if element in (f16, bf16, i1):
+    if element is i1 or element.is_storage:
         return Refusal(f"copies of {element} would be combined with other roundings")
     if function.strict and element.is_float:
         return Refusal("strict_math keeps the order of sums")

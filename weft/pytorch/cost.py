@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 # pyright: reportPrivateUsage=false
 from weft.index.elements import elements, given
 from weft.index.expression import Atom, Dim, Floor, Pick, Poly, atom, show
-from weft.index.operations import FLOPS, Counts, Operations, operations
+from weft.index.operations import FLOPS, Counts, Operations, ends, operations
 from weft.index.sums import Count, UncountableError
 from weft.ir.core import Function, Value
 from weft.ir.types import MemRefType
@@ -214,10 +214,14 @@ class Counter:
     def _cost(self, function: Function, line: int, values: Sequence[Any]) -> LoopCost:
         sizes, shapes = given(function, values)
         symbolic = any(isinstance(n, torch.SymInt) for n in sizes.values())
+        known = None if symbolic else sizes
         try:
-            found = operations(function, None if symbolic else sizes)
+            found = operations(function, known)
         except UncountableError:
-            found = Operations({}, None)
+            try:
+                found = ends(function, known)
+            except UncountableError:
+                found = Operations({}, None)
         if self.unknown:
             found.most = None
         if symbolic:

@@ -138,10 +138,7 @@ def test_an_implementation_is_tried_with_what_it_is_for() -> None:
     told = results(found)
     assert told["sizes"] == told["offset"] == told["infinities, NaN"] == {"ok"}
     assert told["float64"] == told["strided"] == told["empty"] == {"not tried"}
-    assert (
-        "not tried: strided, expanded, empty, float64, bfloat16, float16: `by_addition` is not for such arguments"
-        in str(found)
-    )
+    assert ", float64, bfloat16, float16: `by_addition` is not for such arguments" in str(found)
     finite = weft.check(doubled, implementation="without_nan")
     assert finite.ok, finite
     assert "infinities, NaN" not in results(finite)

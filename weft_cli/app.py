@@ -22,9 +22,9 @@ def doctor(
     json: Json = False,
     measure: Annotated[bool, typer.Option(help="Measure the rates of each device.")] = True,
 ) -> None:
-    """What this machine can do for kernels; what is missing, what it costs, and how to get it.
+    """What this machine can do for kernels, and what is missing.
 
-    Exit code 1: a kernel does not run here.
+    It says what that costs and how to get it. Exit code 1: a kernel does not run here.
     """
     with answer(json) as show:
         from weft.workbench.doctor import doctor  # imports torch
@@ -41,7 +41,7 @@ def cache(
         float | None, typer.Option(help="prune: what was not used for so long.")
     ] = None,
 ) -> None:
-    """Where the compiled loops are kept, and how many there are; deletes them."""
+    """Where compiled loops are kept, and how many; deletes them."""
     with answer(json) as show:
         from weft.workbench.cache import cache  # imports torch
 
@@ -61,6 +61,9 @@ Sweep = Annotated[
     list[str] | None,
     typer.Option(help="Sizes: n=1000,2000 or, doubled each time, n=1024..65536. Repeatable."),
 ]
+Size = Annotated[
+    list[str] | None, typer.Option(help="A size of arguments that are made: n=64. Repeatable.")
+]
 Beside = Annotated[str, typer.Option(help="Functions of the file, with commas.")]
 
 
@@ -74,7 +77,7 @@ def check(
     json: Json = False,
     seconds: Annotated[float, typer.Option(help="What is begun within so many is finished.")] = 60,
 ) -> None:
-    """A kernel against its undecorated Python and against what PyTorch asks of operators.
+    """A kernel against its undecorated Python, and as an operator.
 
     Without --args, arguments are made by a function KERNEL_arguments(size=2, ...) of the file, or
     from annotations: Float[Tensor, "b c t"]. Exit code 1: something is wrong with the kernel.
@@ -94,6 +97,7 @@ def bench(
     kernel: Kernel,
     args: Args = "",
     sweep: Sweep = None,
+    size: Size = None,
     beside: Beside = "",
     compile: Annotated[bool, typer.Option(help="What torch.compile makes of each, too.")] = False,
     backward: Annotated[bool, typer.Option(help="Time the gradient.")] = False,
@@ -104,14 +108,14 @@ def bench(
     plot: Annotated[str, typer.Option(metavar="FILE", help="Draw a .png, .svg or .pdf.")] = "",
     json: Json = False,
 ) -> None:
-    """A kernel, or a weft.benchmark, beside others: checked, then timed over sizes.
+    """A kernel beside others: checked, then timed over sizes.
 
-    Rates are put beside what this machine was measured to reach. Exit code 1: a provider computes
-    other numbers, or fails.
+    FILE:NAME of a weft.benchmark runs that. Rates are put beside what this machine was measured to
+    reach. Exit code 1: a provider computes other numbers, or fails.
     """
     with answer(json) as show:
         from weft.workbench import bench as core  # imports torch
-        from weft.workbench.sources import load, parsed_sweep  # likewise
+        from weft.workbench.sources import load, parsed_sizes, parsed_sweep  # likewise
 
         source = load(kernel, core.Benchmark)
         if isinstance(source.kernel, core.Benchmark):
@@ -123,6 +127,7 @@ def bench(
                 source.kernel, *given, sweep=parsed_sweep(sweep or []), device=device,
                 beside=core.beside_of(source.names, others, compile), cold=cold,
                 backward=backward, seconds=seconds, names=source.names,
+                sizes=parsed_sizes(size or []),
             )  # fmt: skip
         if csv:
             write(csv, found.table.csv())
@@ -132,9 +137,6 @@ def bench(
 
 
 Device = Annotated[str, typer.Option(help="cpu or cuda; the GPU if there is one.")]
-Size = Annotated[
-    list[str] | None, typer.Option(help="A size of arguments that are made: n=64. Repeatable.")
-]
 
 
 @app.command()
@@ -150,7 +152,7 @@ def inspect(
     device: Device = "",
     json: Json = False,
 ) -> None:
-    """What becomes of a kernel's loops: IR, schedule, LLVM, assembly, PTX, gradient, cost."""
+    """What becomes of a kernel: IR, schedule, LLVM, assembly, PTX."""
     with answer(json) as show:
         from weft.workbench import stages  # imports torch
         from weft.workbench.sources import load, parsed_sizes  # likewise
@@ -176,7 +178,7 @@ def report(
     device: Device = "",
     json: Json = False,
 ) -> None:
-    """One HTML page: source beside IR, LLVM and machine code, what changed it, and times."""
+    """One HTML page: source beside IR and machine code, and times."""
     with answer(json) as show:
         from weft.workbench import bench, report_page  # imports torch
         from weft.workbench.sources import load, parsed_sizes, parsed_sweep  # likewise
@@ -209,7 +211,7 @@ def profile(
     rows: Annotated[int, typer.Option(help="Of each table.")] = 15,
     json: Json = False,
 ) -> None:
-    """Runs a program, and says which operators, kernels and source lines its time goes to.
+    """Runs a program, and says which operators and lines take its time.
 
     Options come before SCRIPT. Exit code 1: the program ended with an error of its own.
     """
@@ -232,7 +234,7 @@ def tune(
     device: Device = "",
     json: Json = False,
 ) -> None:
-    """Measures schedules of each loop, and keeps the fastest for sizes of these classes."""
+    """Measures schedules of each loop, and keeps the fastest."""
     with answer(json) as show:
         from weft.workbench.sources import load, parsed_sizes  # imports torch
         from weft.workbench.tuning import tuned_kernel  # likewise
@@ -249,7 +251,7 @@ def demo(
     path: Annotated[str, typer.Argument(help="A Python file, which is made.")] = "weft_demo.py",
     json: Json = False,
 ) -> None:
-    """Writes a file with a kernel to begin with, and checks it and times it."""
+    """Writes a kernel to begin with, checks it and times it."""
     with answer(json) as show:
         from weft.workbench.demo import demo  # imports torch
 

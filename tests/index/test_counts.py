@@ -15,7 +15,7 @@ from tests.index.make import Make
 from tests.index.test_brute_force import Loops, loops
 from weft.index.elements import elements
 from weft.index.expression import Dim, Floor, Pick, Poly, atom, evaluate, number, show
-from weft.index.operations import FLOPS, kind_of, operations
+from weft.index.operations import FLOPS, ends, kind_of, operations
 from weft.index.sums import Count, Sums, UncountableError, faulhaber
 from weft.ir.core import Function, Op, Value
 from weft.ir.ops import OPS
@@ -162,6 +162,20 @@ def test_what_data_decide_has_two_ends():
     found = operations(function, {function.args[2]: 5})
     assert found.most is not None
     assert [c["add"].poly.constant for c in (found.least, found.most)] == [5, 10]
+
+
+def test_ends_without_what_conditions_hold_for():
+    """Of a window that is cut at the edges of a picture: a closed form takes too many steps."""
+    make = Make(out=1, n="index", k="index")
+    with make.parallel(i=make.n) as i, make.serial(u=make.k) as u:
+        with make.when((i + u).compare("slt", make.n)):
+            make.add(make.out, i)
+        make.add(make.out, i)
+    function = make.done()
+    sizes = {function.args[1]: 10, function.args[2]: 3}
+    exact, found = operations(function, sizes), ends(function, sizes)
+    counted = [c["add"].poly.constant for c in (found.least, exact.least, found.most or {})]
+    assert counted == [30, 30 + 10 + 9 + 8, 60]
 
 
 def test_a_length_that_data_decide_has_no_upper_end():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,15 @@ def test_providers_are_timed_over_sizes() -> None:
     of_copy = table.rows[0][table.columns.index("% of copy")]
     assert of_copy == pytest.approx(10 * found.rows[0].bandwidth)
     assert min(row[-1] for row in table.rows) == 1.0
+
+
+def test_sizes_that_are_not_swept_are_as_given() -> None:
+    found = weft.bench(kernels.mixed, beside={"sums": lambda w, x, eps: x.sum(0)},
+                       sweep={"b": [3]}, sizes={"t": 40}, seconds=0.001, device="cpu")  # fmt: skip
+    other, weft_row = found.rows  # what fails comes first
+    assert weft_row.sizes == (("b", 3),)
+    assert weft_row.bytes == 4 * (2 * 3 * 40 + 40)
+    assert other.failure == "shape [40] in place of [3, 40]"
 
 
 def test_what_computes_other_numbers_or_fails_is_not_timed() -> None:
@@ -121,6 +131,12 @@ def test_the_decorator_and_the_plot(tmp_path: Path) -> None:
         assert image.size == (1680, 672)
         assert len(image.convert("RGB").getcolors(1 << 20)) > 100
     found.plot(tmp_path / "a.svg")
+    told = (tmp_path / "a.svg").read_text()
+    assert ">copy: 10 GB/s<" in told, "text stays text"
+    assert ">FLOPs per byte (pale: smaller sizes)<" in told
+    many = tuple(replace(row, flops=100 * row.bytes) for row in found.rows)
+    replace(found, rows=many).plot(tmp_path / "b.svg")
+    assert ">multiply-adds: 100 GFLOP/s<" in (tmp_path / "b.svg").read_text()
     with pytest.raises(UsageError, match=r"help: a name that ends with \.png"):
         found.plot(tmp_path / "a.doc")
 
@@ -128,7 +144,7 @@ def test_the_decorator_and_the_plot(tmp_path: Path) -> None:
 def test_the_command_writes_tables(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     words = ["bench", f"{FILE}:mixed", "--sweep", "t=8..32", "--beside", "by_torch", "--device",
-             "cpu", "--seconds", "0.001"]  # fmt: skip
+             "cpu", "--seconds", "0.001", "--size", "b=2"]  # fmt: skip
     done = CliRunner().invoke(app, [*words, "--csv", str(path), "--json"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.output)

@@ -16,8 +16,9 @@ import weft
 from tests.workbench import kernels
 from weft.workbench.arguments import maker_of
 from weft.workbench.cases import build, special_cases
-from weft.workbench.check import Check
+from weft.workbench.check import Check, Session
 from weft.workbench.report import UsageError
+from weft.workbench.trials import Trials
 from weft_cli.app import app
 
 MIXED = kernels.mixed
@@ -137,7 +138,7 @@ def test_an_implementation_is_tried_with_what_it_is_for() -> None:
     told = results(found)
     assert told["sizes"] == told["offset"] == told["infinities, NaN"] == {"ok"}
     assert told["float64"] == told["strided"] == told["empty"] == {"not tried"}
-    assert "not tried: strided: `by_addition` is not for such arguments" in str(found)
+    assert ", float64, bfloat16, float16: `by_addition` is not for such arguments" in str(found)
     finite = weft.check(doubled, implementation="without_nan")
     assert finite.ok, finite
     assert "infinities, NaN" not in results(finite)
@@ -176,7 +177,7 @@ def test_what_indexes_is_within_bounds() -> None:
 def test_a_function_beside_the_kernel_makes_its_arguments() -> None:
     found = weft.check(kernels.gathered)
     assert found.ok, found
-    assert "gradient: results are float32 where arguments are float64" in str(found)
+    assert "gradient, forward mode: results are float32 where arguments are float64" in str(found)
     assert "x f32[4]; places i64[3]; scale 2.0" in {t.arguments for t in found.trials}
 
 
@@ -246,6 +247,49 @@ def test_dtypes_are_compared() -> None:
     found = weft.check(kernels.squared, torch.rand(3), against=doubled, seconds=1)
     assert "the result: torch.float64 in place of torch.float32" in str(found)
     assert "z=torch.empty((0,), dtype=torch.float32)," in found.program
+
+
+@weft.kernel
+def weighed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for b, c, i, j in weft.ndrange(*x.shape):
+        s = 0.0
+        for u in range(w.shape[1]):
+            for v in range(w.shape[2]):
+                s += x[b, c, i, j] * w[c, u, v]
+        out[b, c, i, j] = s
+    return out
+
+
+def test_what_the_python_would_take_too_long_for_is_not_even_made() -> None:
+    """Without names all sizes are one: 127 of all would be 260 million elements."""
+    made: list[int] = []
+
+    def weighed_arguments(n: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+        made.append(n)
+        return torch.randn(n, n, n, n), torch.randn(n, n, n)
+
+    names = {"weighed_arguments": weighed_arguments}
+    maker = maker_of(weighed, (), {}, names)
+    trials = Trials(weighed, maker, weighed, patience=0.05)
+    found = Session(trials, False, 60.0).run(operators=False)
+    assert found.ok, found
+    assert max(made) == 17
+    told = results(found)
+    assert told["larger sizes"] == {"not tried"}
+    assert told["same bits again"] == {"ok"}
+    assert str(found).endswith(
+        "not tried: sizes, infinities, NaN, larger sizes: the Python would take more than 0.05 "
+        "seconds"
+    )
+
+
+def test_operators_are_checked_before_larger_sizes() -> None:
+    found = weft.check(kernels.mixed, seconds=0)
+    names = [trial.what for trial in found.trials]
+    assert names.index("opcheck") < names.index("larger sizes")
+    assert str(found).count("0 seconds are over (--seconds)") == 1
+    assert "empty, float64" in str(found), "one reason names all that it is for"
 
 
 def test_of_what_cannot_be_compiled_nothing_more_is_tried() -> None:

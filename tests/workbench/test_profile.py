@@ -271,13 +271,19 @@ RAW = """==PROF== Connected
 "2","9","python","h","weft_doubled_0","(1,1,1)","(1,1,1)","0","9.0","6","80","3,000.0","90","1","2"
 "3","9","python","h","gemm","(1,1,1)","(1,1,1)","0","9.0","1","10","9,000.0","90","1","2"
 """
-# As ncu of CUDA 13 wrote them on an H200, with fewer columns.
+# As ncu of CUDA 13 wrote them on an H200, with fewer columns and other numbers.
 SOURCE = """"File Path","/x/beside.py"
 "Function Name","weft_doubled_0"
-"Line No","Source","Address","Source","Warp Stall Sampling (All Samples)","# Samples"
-"8","for i in range(x.shape[0]):","-","-","3","3"
-"","","0x7fb3337a0010","      S2R R47, SR_TID.Z","900","0"
-"9","    out[i] = 2 * x[i]","-","-","1,040","40"
+"Line No","Source","Address","Source","Warp Stall Sampling (All Samples)","# Samples",\
+"stall_barrier","stall_long_sb","stall_no_inst","stall_selected","stall_wait_not_issued","stall_wait"
+"8","for i in range(x.shape[0]):","-","-","30","30","0","0","5","20","4","5"
+"","","0x7fb3337a0010","      S2R R47, SR_TID.Z","900","0","900","0","0","0","0","0"
+"9","    out[i] = 2 * x[i]","-","-","1,040","40","0","900","0","20","90","100"
+"File Path","/x/beside.py"
+"Function Name","weft_doubled_0"
+"Line No","Source","Address","Source","Warp Stall Sampling (All Samples)","# Samples",\
+"stall_barrier","stall_long_sb","stall_no_inst","stall_selected","stall_wait_not_issued","stall_wait"
+"9","    out[i] = 2 * x[i]","-","-","130","10","0","0","0","30","0","100"
 "File Path","/x/gemm.cu"
 "Function Name","gemm"
 "Line No","Source","Address","Source","Warp Stall Sampling (All Samples)","# Samples"
@@ -285,10 +291,23 @@ SOURCE = """"File Path","/x/beside.py"
 """
 
 
+def test_waits_are_those_of_source_lines() -> None:
+    """Of all launches; instructions below a line are in it already, and what is issued is no
+    wait."""
+    table = profilers.waits_table(profilers.waits(SOURCE))
+    assert table.rows == (
+        ("weft_doubled_0", 9, "out[i] = 2 * x[i]", 1170, pytest.approx(97.5),
+         "long scoreboard 82%, wait 18%"),
+        ("weft_doubled_0", 8, "for i in range(x.shape[0]):", 30, pytest.approx(2.5),
+         "no instruction 50%, wait 50%"),
+    )  # fmt: skip
+    older = SOURCE.replace('"Warp Stall Sampling (All Samples)",', '"Other",')
+    assert [one.samples for one in profilers.waits(older)] == [50, 30]
+    assert profilers.waits('"Address","Source"\n"0x0","EXIT"\n') == [], "no source lines"
+
+
 def test_ncus_pages_become_a_table() -> None:
-    hot = profilers.hot_lines(SOURCE)
-    assert hot == {"weft_doubled_0": "9: out[i] = 2 * x[i]"}
-    table = profilers.ncu_table(RAW, hot, {"weft_doubled_0": "beside.py:7"})
+    table = profilers.ncu_table(RAW, profilers.waits(SOURCE), {"weft_doubled_0": "beside.py:7"})
     gemm, mine = table.data()
     assert mine == {
         "kernel": "weft_doubled_0", "where": "beside.py:7", "launches": 3,
@@ -297,7 +316,7 @@ def test_ncus_pages_become_a_table() -> None:
         "hottest line": "9: out[i] = 2 * x[i]",
     }  # fmt: skip
     assert gemm["kernel"] == "gemm"
-    assert profilers.ncu_table("==ERROR== no kernels were profiled\n", {}, {}).rows == ()
+    assert profilers.ncu_table("==ERROR== no kernels were profiled\n", (), {}).rows == ()
 
 
 def fake(folder: Path, name: str, text: str) -> None:
@@ -321,7 +340,8 @@ else:
     done = run("--ncu", "--range", "round", "--json", script, "1", "0")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
-    (rows,) = (rows for name, rows in told.items() if name.startswith("ncu: "))
+    rows, lines = (rows for name, rows in told.items() if name.startswith("ncu: "))
+    assert [row["line"] for row in lines] == [9, 8]
     assert [row["where"] for row in rows] == ["", "beside.py:7"]
     words = eval((tmp_path / "words").read_text())
     assert words[words.index("--profile-from-start") + 1] == "off"
@@ -373,10 +393,10 @@ def test_perf_sees_lines_of_kernels(tmp_path: Path) -> None:
     program.write_text("import torch\nfrom beside import doubled\nx = torch.rand(1 << 22)\n"
                        "for _ in range(60):\n    doubled(x)\n")  # fmt: skip
     told = profilers.external("perf", profilers.Asked((str(program),), "", 0, {}))
-    if told.table is None and "perf_event_paranoid" in told.note + profilers._GET["perf"]:
+    if not told.tables and "perf_event_paranoid" in told.note + profilers._GET["perf"]:
         pytest.skip(told.note)
-    assert told.table is not None
-    assert ("doubled_0", "beside.py:10") in {row[:2] for row in told.table.rows}
+    ((_, table),) = told.tables
+    assert ("doubled_0", "beside.py:10") in {row[:2] for row in table.rows}
 
 
 def test_the_capture_is_around_the_ranges_that_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,14 @@ def operations(function: Function, sizes: Sizes | None = None, steps: int = STEP
     return Operations(counts, found if most.bounded else None)
 
 
+def ends(function: Function, sizes: Sizes | None = None) -> Operations:
+    """The same without what conditions hold for: of each branch the arm with fewer and the one with
+    more. For functions whose exact count has no closed form, or none in so many steps."""
+    least, most = (_Walk(function, sizes, STEPS, most=m, decided=False) for m in (False, True))
+    counts, found = (walk.block(function.body, ()) for walk in (least, most))
+    return Operations(counts, found if most.bounded else None)
+
+
 def kind_of(op: Op) -> str:
     """The kind of an operation; "" for what is not counted."""
     if op.name == "memref.atomic_rmw":
@@ -108,10 +116,14 @@ def kind_of(op: Op) -> str:
 
 class _Walk:
     """Counts what blocks carry out. ``most``: where data decide, what could be, rather than what
-    must be."""
+    must be. ``decided``: conditions are looked at, to see for which indices they hold."""
 
-    def __init__(self, function: Function, sizes: Sizes | None, steps: int, *, most: bool) -> None:
+    def __init__(
+        self, function: Function, sizes: Sizes | None, steps: int, *, most: bool,
+        decided: bool = True,
+    ) -> None:  # fmt: skip
         self.extraction, self.sizes, self.most = Extraction(function), sizes, most
+        self.decided = decided
         self.known: set[Value] = {*function.args}
         self.exact = self.bounded = True
         self.sums, self.blocks = Sums(steps), BLOCKS
@@ -204,7 +216,8 @@ class _Walk:
         then, otherwise = arms
         if then == otherwise:
             return then
-        condition = self._settled(self.extraction.condition(branch.condition))
+        asked = self.extraction.condition(branch.condition) if self.decided else None
+        condition = self._settled(asked)
         if len(list(condition_polys(condition))) > _COMPARED:
             condition = None
         holds = indicator(condition, self._symbol)

@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 # pyright: reportPrivateUsage=false
 from weft.index.elements import elements, given
 from weft.index.expression import Atom, Dim, Floor, Pick, Poly, atom, show
-from weft.index.operations import FLOPS, Counts, Operations, operations
+from weft.index.operations import FLOPS, Counts, Operations, ends, operations
 from weft.index.sums import Count, UncountableError
 from weft.ir.core import Function, Value
 from weft.ir.types import MemRefType
@@ -58,9 +58,13 @@ class Bounds:
         most = self.value + other.value if known else None
         return Bounds(self.least + other.least, most)
 
+    @property
+    def kind(self) -> str:
+        """What ``value`` is, as words in front of it."""
+        return "" if self.exact else "at least " if self.most is None else "at most "
+
     def __str__(self) -> str:
-        kind = "" if self.exact else "at least " if self.most is None else "at most "
-        return f"{kind}{self.value:,}"
+        return f"{self.kind}{self.value:,}"
 
 
 _NONE = Bounds(0, 0)
@@ -131,9 +135,19 @@ class Cost:
                 for kind in kinds}  # fmt: skip
 
     @property
+    def total(self) -> Bounds:
+        """FLOPs of all loops and of the host part."""
+        return self.operations.get("FLOPs", _NONE) + Bounds(self.host, self.host)
+
+    @property
+    def moved(self) -> Bounds:
+        """Bytes of distinct elements that each loop loads or stores."""
+        return sum((x.bytes for x in self.loops), _NONE)
+
+    @property
     def flops(self) -> int:
         """Where ``exact`` is False, the most, or the least if there is no most."""
-        return self.host + self.operations.get("FLOPs", _NONE).value
+        return self.total.value
 
     @property
     def loaded(self) -> int:
@@ -163,9 +177,7 @@ class Cost:
         if self.host:
             lines.append(f"PyTorch's operators in the host part: {self.host:,} FLOPs")
         if len(lines) > 1:
-            total = self.operations.get("FLOPs", _NONE) + Bounds(self.host, self.host)
-            moved = sum((x.bytes for x in self.loops), _NONE)
-            lines.append(f"in all: {total} FLOPs, {moved} bytes")
+            lines.append(f"in all: {self.total} FLOPs, {self.moved} bytes")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -214,10 +226,14 @@ class Counter:
     def _cost(self, function: Function, line: int, values: Sequence[Any]) -> LoopCost:
         sizes, shapes = given(function, values)
         symbolic = any(isinstance(n, torch.SymInt) for n in sizes.values())
+        known = None if symbolic else sizes
         try:
-            found = operations(function, None if symbolic else sizes)
+            found = operations(function, known)
         except UncountableError:
-            found = Operations({}, None)
+            try:
+                found = ends(function, known)
+            except UncountableError:
+                found = Operations({}, None)
         if self.unknown:
             found.most = None
         if symbolic:

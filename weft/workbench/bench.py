@@ -122,16 +122,18 @@ class Plan:
 @user_frames
 def bench(
     kernel: Any, *args: Any, beside: Mapping[str, Call] | None = None,
-    sweep: Mapping[str, Sequence[int]] | None = None, device: str = "", cold: bool = False,
-    backward: bool = False, seconds: float = 0.1, names: dict[str, Any] | None = None,
+    sweep: Mapping[str, Sequence[int]] | None = None, sizes: Mapping[str, int] | None = None,
+    device: str = "", cold: bool = False, backward: bool = False, seconds: float = 0.1,
+    names: dict[str, Any] | None = None,
 ) -> Bench:  # fmt: skip
     """Times ``kernel`` and the functions ``beside`` it, which take the same arguments, over sizes.
 
     Arguments are ``args``; or those that the function ``NAME_arguments`` of the kernel's module (or
     ``names``) makes, or that are made from annotations, of each combination of the sizes that
-    ``sweep`` lists. Every provider's results are compared with the kernel's in float64 before it is
-    timed. ``device``: the GPU if there is one. ``cold``: caches are emptied before each call.
-    ``backward``: the gradient by all floating-point arguments is timed, not the call.
+    ``sweep`` lists, the others being ``sizes``. Every provider's results are compared with the
+    kernel's in float64 before it is timed. ``device``: the GPU if there is one. ``cold``: caches
+    are emptied before each call. ``backward``: the gradient by all floating-point arguments is
+    timed, not the call.
     ``seconds``: for each provider at each size. Where the kernel has implementations, "weft" is the
     loop, and each that applies to the arguments is a provider. Raises ``UsageError``.
     """
@@ -141,8 +143,8 @@ def bench(
                          "the function with @weft.kernel; give others as beside={...}")  # fmt: skip
     scope = getattr(inner.function, "__globals__", {}) if names is None else names
 
-    def make(**sizes: int) -> tuple[Any, ...]:
-        return call_arguments(inner, args, scope, sizes, str(plan.where))
+    def make(**swept: int) -> tuple[Any, ...]:
+        return call_arguments(inner, args, scope, {**(sizes or {}), **swept}, str(plan.where))
 
     plan = Plan(device, cold, backward, seconds)
     others: Any = inner.implementations  # a gradient is the loop's
@@ -273,8 +275,12 @@ def prepared(
 
 def unlike(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> str:
     """How results differ from those that are expected; "" where they do not."""
-    if [t.shape for t in expected] != [t.shape for t in found]:
-        return f"shapes {[list(t.shape) for t in found]} in place of those of the kernel"
+    wanted, there = ([list(t.shape) for t in tensors] for tensors in (expected, found))
+    if wanted != there:
+        if len(wanted) != len(there):
+            return f"{len(there)} tensors in place of {len(wanted)}"
+        one, other = next((a, b) for a, b in zip(wanted, there, strict=True) if a != b)
+        return f"shape {other} in place of {one}"
     for one, other in zip(map(compare.parts, expected), map(compare.parts, found), strict=True):
         most = compare.tolerance(one.dtype, other.dtype)
         good = compare.close(one.cpu().double(), other.cpu().double(), most)

@@ -33,7 +33,7 @@ from weft.workbench.shrink import as_python, shrunk
 from weft.workbench.trials import Trials, told
 
 _ODD = (1, 2, 3)
-_SHOWN = 2  # reasons of one kind that are told in full
+_SHOWN = 4  # reasons of one kind that are told in full
 Try = Callable[[Case], Verdict]
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -68,10 +68,11 @@ class Check:
         rows = tuple((t.result, t.what, t.arguments) for t in self.trials)
         parts = [f"{self.kernel}\n\n{Table(('result', 'tried', 'arguments'), rows)}"]
         for result in (WRONG, VARIES, NOT_TRIED):
-            told: dict[str, str] = {}
+            told: dict[str, dict[str, None]] = {}  # by reason, what it is of
             for trial in (t for t in self.trials if t.result == result):
-                told.setdefault(trial.why, f"{result}: {trial.what}: {trial.why}")
-            whys = [*told.values()]
+                if result == NOT_TRIED or trial.why not in told:
+                    told.setdefault(trial.why, {})[trial.what] = None
+            whys = [f"{result}: {', '.join(whats)}: {why}" for why, whats in told.items()]
             more = [f"{result}: {len(whys) - _SHOWN} more"] if len(whys) > _SHOWN else []
             parts += ["\n".join(whys[:_SHOWN] + more)] if whys else []
         if self.program:
@@ -159,16 +160,17 @@ class Session:
 
     def run(self, operators: bool) -> Check:
         base = self._base()
-        todo = [*self._comparisons(base)]
-        if operators:
-            asked = operator_checks.checks(self.kernel, self.trials.arguments)
-            todo += [
-                (what, base, functools.partial(self.trials.sound, trial)) for what, trial in asked
-            ]
         why = self._refused(base)
         if why:
             trials = (Trial("small sizes", shapes(self.trials.arguments(base)), WRONG, why),)
             return Check(self.kernel.__name__, trials)
+        todo = [*self._comparisons(base)]
+        if operators:  # before larger sizes, for which there may be no time
+            asked = operator_checks.checks(self.kernel, self.trials.arguments)
+            todo += [
+                (what, base, functools.partial(self.trials.sound, trial)) for what, trial in asked
+            ]
+        todo += self._larger(base)
         end = time.perf_counter() + self.seconds
         for what, case, trial in progress(todo, len(todo), f"checking {self.kernel.__name__}"):
             if self.found and time.perf_counter() > end:
@@ -206,9 +208,7 @@ class Session:
         return Case(tuple(small), device=self.device or "cpu")
 
     def _comparisons(self, base: Case) -> Iterator[tuple[str, Case, Try]]:
-        def compared(what: str, case: Case) -> tuple[str, Case, Try]:
-            return what, case, self.trials.compared
-
+        compared = self._compared
         yield compared("small sizes", base)
         for case in self._sizes(base):
             yield compared("sizes", case)
@@ -221,12 +221,22 @@ class Session:
         for case in special_cases(self.maker) if not self.finite else ():
             yield compared("infinities, NaN", replace(case, device=base.device))
         yield compared("zeros", replace(base, values="zero"))
+
+    def _compared(self, what: str, case: Case) -> tuple[str, Case, Try]:
+        return what, case, self.trials.compared
+
+    def _larger(self, base: Case) -> Iterator[tuple[str, Case, Try]]:
+        """Larger sizes, what goes by them, and the GPU."""
+        compared = self._compared
         for case in self._large(base):
             yield compared("larger sizes", case)
         if self.given and not self.device:
             full = Case(tuple(self.maker.sizes.items()))
             yield "as given, bounds and races", full, self.trials.debugged
-        large = base.resized(**{n: min(61, self.maker.most.get(n, 61)) for n, _ in base.sizes})
+        most = self.maker.most
+        larger = [base.resized(**{n: min(k, most.get(n, k)) for n, _ in base.sizes})
+                  for k in (17, 61)]  # fmt: skip
+        large = self.trials.quick(base, larger)
         yield "same bits again", large, self.trials.repeated
         if torch.cuda.is_available() and not self.device:
             for case in (base, *self._sizes(base), *self._large(base)):
@@ -263,6 +273,9 @@ class Session:
 
     # --- trying ----------------------------------------------------------------------------------
     def _try(self, what: str, case: Case, trial: Try) -> None:
+        if trial == self.trials.compared and self.trials.takes_longer(case):
+            self.found.append(Trial(what, "", NOT_TRIED, self.trials.too_long))
+            return
         try:
             arguments = self.trials.arguments(case)
         except Exception as error:  # the sizes are not what the arguments' maker can do

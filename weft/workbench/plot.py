@@ -18,7 +18,8 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 def plot(title: str, rows: Sequence[Row], limits: Limits, path: Any) -> None:
     """Writes PNG, SVG or PDF, by the name of ``path``. Raises ``UsageError`` without matplotlib."""
     try:
-        from matplotlib.figure import Figure  # an extra
+        from matplotlib import rc_context  # an extra
+        from matplotlib.figure import Figure
     except ImportError:
         raise UsageError("plots need matplotlib\nhelp: pip install 'weft[plot]'") from None
     suffixes = (".png", ".svg", ".pdf")
@@ -35,8 +36,17 @@ def plot(title: str, rows: Sequence[Row], limits: Limits, path: Any) -> None:
     _over_sizes(axes[0], limits, timed, styles)
     if roofline:
         _roofline(axes[1], limits, timed, styles)
-    figure.suptitle(title)
-    figure.savefig(path, dpi=160)
+        axes[0].set_title("rates over sizes", fontsize=9)
+        axes[1].set_title("roofline", fontsize=9)
+    figure.suptitle(title, fontsize=11)
+    with rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"}):  # text that stays text
+        figure.savefig(path, dpi=160)
+
+
+def _label(axes: Any, text: str, place: tuple[float, float], **how: Any) -> None:
+    """A limit's name, on white, so that it is read where lines cross it."""
+    white = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.8}
+    axes.annotate(text, place, color="0.3", fontsize=8, bbox=white, zorder=4, **how)
 
 
 def _plain(axis: Any) -> None:
@@ -49,9 +59,13 @@ def _plain(axis: Any) -> None:
 
 
 def _over_sizes(axes: Any, limits: Limits, rows: list[Row], styles: dict[str, Any]) -> None:
-    """Bandwidth over the size that is swept, or over the bytes that are moved where several are;
-    milliseconds, where nothing is known of bytes."""
+    """Rates over the size that is swept, or over the bytes that are moved where several are:
+    GFLOP/s where arithmetic is the limit at the largest size, else GB/s; milliseconds, where
+    nothing is known of bytes."""
     known = all(row.bytes for row in rows)
+    largest = max(rows, key=lambda row: row.bytes)
+    sums = known and largest.flops * limits.copy > largest.bytes * limits.arithmetic
+    unit, limit = ("GFLOP/s", limits.arithmetic) if sums else ("GB/s", limits.copy)
     swept = [name for name, _ in rows[0].sizes] if rows else []
     single = len(swept) == 1
 
@@ -65,17 +79,17 @@ def _over_sizes(axes: Any, limits: Limits, rows: list[Row], styles: dict[str, An
         def values(milliseconds: list[float], mine: list[Row] = mine) -> list[float]:
             if not known:
                 return milliseconds
-            return [r.bytes / ms / 1e6 for r, ms in zip(mine, milliseconds, strict=True)]
+            return [(r.flops if sums else r.bytes) / ms / 1e6
+                    for r, ms in zip(mine, milliseconds, strict=True)]  # fmt: skip
 
         axes.plot(places, values([row.median for row in mine]), label=name, **style)
         low, high = (values([getattr(r, q) for r in mine]) for q in ("upper", "lower"))
         axes.fill_between(places, low, high, color=style["color"], alpha=0.15, linewidth=0)
     if known:
-        axes.axhline(limits.copy, color="0.4", linestyle="--", linewidth=1)
-        axes.annotate(
-            f"copy: {limits.copy:,.3g} GB/s", (0.02, limits.copy), color="0.4",
-            xycoords=("axes fraction", "data"), va="bottom", fontsize=8,
-        )  # fmt: skip
+        axes.axhline(limit, color="0.4", linestyle="--", linewidth=1)
+        what = "multiply-adds" if sums else "copy"
+        _label(axes, f"{what}: {limit:,.3g} {unit}", (0.02, limit), va="center",
+               xycoords=("axes fraction", "data"))  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
     _plain(axes.yaxis)
@@ -84,23 +98,25 @@ def _over_sizes(axes: Any, limits: Limits, rows: list[Row], styles: dict[str, An
         axes.set_xticks(ticks, [f"{n:,}" for n in ticks], rotation=30, ha="right")
         axes.minorticks_off()
     axes.set_xlabel(swept[0] if single else "bytes moved")
-    axes.set_ylabel("GB/s" if known else "milliseconds")
+    axes.set_ylabel(unit if known else "milliseconds")
     axes.grid(True, which="major", color="0.9")
     axes.legend(frameon=False, fontsize=8)
 
 
 def _roofline(axes: Any, limits: Limits, rows: list[Row], styles: dict[str, Any]) -> None:
-    """GFLOP/s over FLOPs per byte, under what the device reaches."""
+    """GFLOP/s over FLOPs per byte, under what the device reaches. Sizes that fit into caches may be
+    above the slope, which is that of memory."""
     intensities = [row.flops / row.bytes for row in rows if row.bytes and row.flops]
     ridge = limits.arithmetic / limits.copy
     low, high = min([*intensities, ridge]) / 4, max([*intensities, ridge]) * 4
     axes.plot([low, ridge, high], [low * limits.copy, limits.arithmetic, limits.arithmetic],
               color="0.4", linestyle="--", linewidth=1)  # fmt: skip
-    axes.annotate(f"{limits.copy:,.3g} GB/s", (low, low * limits.copy), color="0.4", fontsize=8,
-                  xytext=(4, -2), textcoords="offset points", va="top")  # fmt: skip
-    axes.annotate(f"{limits.arithmetic:,.3g} GFLOP/s", (high, limits.arithmetic), color="0.4",
-                  fontsize=8, xytext=(0, 3), textcoords="offset points", ha="right")  # fmt: skip
+    _label(axes, f"{limits.copy:,.3g} GB/s", (low, low * limits.copy), xytext=(6, -2),
+           textcoords="offset points", va="top")  # fmt: skip
+    _label(axes, f"{limits.arithmetic:,.3g} GFLOP/s", (high, limits.arithmetic), xytext=(0, -4),
+           textcoords="offset points", ha="right", va="top")  # fmt: skip
     largest = max((row.bytes for row in rows), default=0)
+    several = len({row.bytes for row in rows}) > 1
     for row in (r for r in rows if r.bytes and r.rate):
         faint = 1.0 if row.bytes == largest else 0.3  # smaller sizes
         axes.plot(row.flops / row.bytes, row.rate, linestyle="none", alpha=faint,
@@ -109,6 +125,6 @@ def _roofline(axes: Any, limits: Limits, rows: list[Row], styles: dict[str, Any]
     axes.set_yscale("log")
     _plain(axes.xaxis)
     _plain(axes.yaxis)
-    axes.set_xlabel("FLOPs per byte")
+    axes.set_xlabel("FLOPs per byte" + (" (pale: smaller sizes)" if several else ""))
     axes.set_ylabel("GFLOP/s")
     axes.grid(True, which="major", color="0.9")

@@ -42,7 +42,7 @@ def profile_program(
         return found
     places = {f"{symbol_of(loop)}{end}": at for loop, at in found.loops for end in ("", "_finish")}
     others = [external(tool, Asked(tuple(program), range, skip, places)) for tool in tools]
-    tables = tuple((o.title, o.table) for o in others if o.table is not None)
+    tables = tuple(table for o in others for table in o.tables)
     notes = tuple(o.note for o in others if o.note)
     return replace(found, others=tables, notes=(*found.notes, *notes))
 

@@ -41,10 +41,9 @@ class Asked:
 
 @frozen
 class Found:
-    """A table, or the reason why there is none."""
+    """Tables by their titles, or the reason why there are none."""
 
-    title: str
-    table: Table | None = None
+    tables: tuple[tuple[str, Table], ...] = ()
     note: str = ""
 
 
@@ -65,7 +64,7 @@ def external(tool: str, asked: Asked) -> Found:
     """What ``tool`` ("ncu", "nsys" or "perf") says of the program."""
     run = {"ncu": _ncu, "nsys": _nsys, "perf": _perf}[tool]
     if shutil.which(tool) is None:
-        return Found(tool, note=f"{tool} is not installed: {_GET[tool]}")
+        return Found(note=f"{tool} is not installed: {_GET[tool]}")
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
         return run(asked, Path(folder))
 
@@ -105,25 +104,33 @@ def _ncu(asked: Asked, folder: Path) -> Found:
     _, why = _called([*command, *asked.command()], "ncu")
     saved = file.with_suffix(".ncu-rep")
     if not saved.exists():
-        return Found("ncu", note=why or "ncu saw no kernel")
+        return Found(note=why or "ncu saw no kernel")
     read = ["ncu", "--import", str(saved), "--csv", "--page"]
     raw, why = _called([*read, "raw"], "ncu --page raw")
     lines, _ = _called([*read, "source", "--print-source", "cuda,sass"], "ncu --page source")
     if why:
-        return Found("ncu", note=why)
-    return Found("ncu: medians of launches in the steady state",
-                 ncu_table(raw, hot_lines(lines), asked.places))  # fmt: skip
+        return Found(note=why)
+    waiting = waits(lines)
+    tables = [("ncu: medians of launches in the steady state",
+               ncu_table(raw, waiting, asked.places))]  # fmt: skip
+    if waiting:
+        tables.append(("ncu: on which source lines warps waited, and for what",
+                       waits_table(waiting)))  # fmt: skip
+    return Found(tuple(tables))
 
 
-def ncu_table(text: str, hot: Mapping[str, str], places: Mapping[str, str]) -> Table:
+def ncu_table(text: str, waiting: Sequence[Waits], places: Mapping[str, str]) -> Table:
     """The raw page of ncu as comma-separated values: a row of names, one of units, one a launch.
-    ``hot``: the line that waited most, by kernel."""
+    ``waiting``: lines, of each kernel the one that waited most first."""
     rows = [row for row in csv.reader(io.StringIO(text)) if "Kernel Name" in row or len(row) > 5]
     start = next((k for k, row in enumerate(rows) if "Kernel Name" in row), None)
     columns = ("kernel", "where", "launches", "ms each", "GB/s", "% of peak bandwidth",
                "% occupancy", "waits for", "hottest line")  # fmt: skip
     if start is None or len(rows) < start + 3:
         return Table(columns, ())
+    hot: dict[str, str] = {}
+    for one in waiting:
+        hot.setdefault(one.kernel, f"{one.line}: {one.text}"[:60])
     names, units = rows[start], dict(zip(rows[start], rows[start + 1], strict=False))
     launches: dict[str, list[dict[str, str]]] = {}
     for row in rows[start + 2 :]:
@@ -148,25 +155,75 @@ def ncu_table(text: str, hot: Mapping[str, str], places: Mapping[str, str]) -> T
     return Table(columns, tuple(sorted(made, key=lambda row: -(row[3] or 0.0) * row[2])))
 
 
-_SAMPLES = "Warp Stall Sampling (All Samples)"
+_SAMPLES = ("Warp Stall Sampling (All Samples)", "# Samples")  # the first that there is
+_REASON = re.compile(r"stall_(\w+)")
+# What ncu shortens in the names of columns.
+_WORDS = {"sb": "scoreboard", "inst": "instruction", "lg": "lg throttle", "mio": "mio throttle",
+          "tex": "tex throttle", "math": "math pipe throttle"}  # fmt: skip
 
 
-def hot_lines(text: str) -> dict[str, str]:
-    """Of the source page with "cuda,sass": by kernel, the line with the most samples of warps that
-    wait. A table a kernel and file; below each of its lines are the instructions, without a
-    number."""
-    found: dict[str, tuple[float, str]] = {}
+@frozen
+class Waits:
+    """A source line of a kernel: how often a warp was seen there, and what it waited for, by
+    reason."""
+
+    kernel: str
+    line: int
+    text: str
+    samples: float
+    reasons: Mapping[str, float]
+
+
+def waits(text: str) -> list[Waits]:
+    """Of the source page with "cuda,sass", the lines with samples, most of them first. There is a
+    table for each launch of a kernel and each file; below each of its lines are the instructions,
+    without a number."""
+    samples: dict[tuple[str, int, str], float] = {}
+    reasons: dict[tuple[str, int, str], dict[str, float]] = {}
     kernel, place = "", -1
+    named: dict[int, str] = {}  # columns of reasons
     for row in csv.reader(io.StringIO(text)):
         if len(row) == 2 and row[0] == "Function Name":
             kernel, place = row[1], -1
         elif row[:2] == ["Line No", "Source"]:
-            place = row.index(_SAMPLES) if _SAMPLES in row else -1
-        elif 0 <= place < len(row) and row[0]:
-            samples = _number(row[place]) or 0.0
-            if samples > found.get(kernel, (0.0, ""))[0]:
-                found[kernel] = samples, f"{row[0]}: {row[1].strip()}"[:60]
-    return {name: line for name, (_, line) in found.items()}
+            place = next((row.index(name) for name in _SAMPLES if name in row), -1)
+            named = {k: reason for k, name in enumerate(row) if (reason := _reason(name))}
+        elif 0 <= place < len(row) and row[0].isdigit():
+            key = kernel, int(row[0]), row[1].strip()
+            samples[key] = samples.get(key, 0.0) + (_number(row[place]) or 0.0)
+            told = reasons.setdefault(key, {})
+            for k, reason in named.items():
+                if k < len(row) and (count := _number(row[k])):
+                    told[reason] = told.get(reason, 0.0) + count
+    made = [Waits(*key, count, reasons[key]) for key, count in samples.items() if count]
+    return sorted(made, key=lambda one: -one.samples)
+
+
+def _reason(column: str) -> str:
+    """What warps wait for, in words; "" for a column of something else. Warps that are
+    "selected" issue an instruction."""
+    match = _REASON.fullmatch(column)
+    if match is None or match[1] == "selected" or match[1].endswith("_not_issued"):
+        return ""
+    return " ".join(_WORDS.get(word, word) for word in match[1].split("_"))
+
+
+def waits_table(waiting: Sequence[Waits], lines: int = 5) -> Table:
+    """The first ``lines`` of each kernel, with their part of its samples, and the two reasons that
+    are most frequent on them."""
+    every: dict[str, float] = {}
+    for one in waiting:
+        every[one.kernel] = every.get(one.kernel, 0.0) + one.samples
+    rows: list[tuple[Any, ...]] = []
+    for kernel in every:
+        for one in [w for w in waiting if w.kernel == kernel][:lines]:
+            most = sorted(one.reasons.items(), key=lambda item: -item[1])[:2]
+            total = sum(one.reasons.values()) or 1.0
+            told = ", ".join(f"{name} {100 * count / total:.0f}%" for name, count in most)
+            rows.append((kernel[:60], one.line, one.text[:60], int(one.samples),
+                         100 * one.samples / every[kernel], told))  # fmt: skip
+    columns = ("kernel", "line", "source", "samples", "% of kernel", "waits for")
+    return Table(columns, tuple(rows))
 
 
 def _number(text: str) -> float | None:
@@ -185,16 +242,16 @@ def _nsys(asked: Asked, folder: Path) -> Found:
     _, why = _called([*command, *asked.command()], "nsys", lines=False)
     files = sorted(folder.glob("report*.nsys-rep"))
     if not files:
-        return Found("nsys", note=why or "nsys wrote nothing")
+        return Found(note=why or "nsys wrote nothing")
     texts: list[str] = []
     for saved in files:
         text, why = _called(["nsys", "stats", "--report", "cuda_gpu_kern_sum", "--format", "csv",
                              "--output", "-", "--force-export", "true", str(saved)],
                             "nsys stats", lines=False)  # fmt: skip
         if why:
-            return Found("nsys", note=why)
+            return Found(note=why)
         texts.append(text)
-    return Found("nsys: kernels", nsys_table(texts, asked.places))
+    return Found((("nsys: kernels", nsys_table(texts, asked.places)),))
 
 
 def nsys_table(texts: Sequence[str], places: Mapping[str, str]) -> Table:
@@ -222,12 +279,12 @@ def _perf(asked: Asked, folder: Path) -> Found:
     command = ["perf", "record", "-q", "-k", "CLOCK_MONOTONIC", "-F", "997", "-o", str(data)]
     _, why = _called([*command, "--", *asked.command("--jitdump", str(folder))], "perf")
     if why:
-        return Found("perf", note=why)
+        return Found(note=why)
     text, why = _called(["perf", "script", "-i", str(data), "-F", "tid,ip,sym"], "perf script")
     if why:
-        return Found("perf", note=why)
-    return Found("perf: where threads were, of 997 samples a second",
-                 perf_table(text, _lines_at(folder)))  # fmt: skip
+        return Found(note=why)
+    table = perf_table(text, _lines_at(folder))
+    return Found((("perf: where threads were, of 997 samples a second", table),))
 
 
 def _lines_at(folder: Path) -> Callable[[int], tuple[str, str] | None]:

@@ -79,7 +79,8 @@ def report(
     if measure and not gpu:
         swept = {} if args else sweep
         measured = bench(inner, *(args or (() if swept else given)), beside=beside, sweep=swept,
-                         device=device, seconds=seconds, names=dict(scope))  # fmt: skip
+                         sizes=sizes if swept else None, device=device, seconds=seconds,
+                         names=dict(scope))  # fmt: skip
     missing: list[str] = []
     sections = [s for s in _sections(inner, given, gpu, measured, missing) if s.html]
     bound = inner.bind(given, {}).arguments
@@ -150,10 +151,12 @@ def _sections(
 def _summary(loops: Sequence[Any], cost: Any, measured: Bench | None) -> str:
     values = [("Loops", str(len(loops)), "that a call launches")]
     if cost is not None:
-        exact = "" if cost.exact else "at most, "
-        values += [("Computes", large(cost.flops, "FLOP"), f"{exact}counted from the index sets"),
-                   ("Moves", large(cost.bytes, "B"), f"{exact}of distinct elements"),
-                   ("Intensity", f"{cost.intensity:.3g}", "FLOPs per byte")]  # fmt: skip
+        sums, moved = cost.total, cost.moved
+        values += [("Computes", large(sums.value, "FLOP"),
+                    f"{sums.kind}counted from the index sets"),
+                   ("Moves", large(moved.value, "B"), f"{moved.kind}of distinct elements"),
+                   ("Intensity", f"{cost.intensity:.3g}",
+                    f"{'' if cost.exact else 'about, in '}FLOPs per byte")]  # fmt: skip
     row = _largest(measured, "weft") if measured is not None else None
     if row is not None and measured is not None:
         reach = measured.limits

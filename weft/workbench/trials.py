@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from weft.workbench.cases import Case, as_float64, build, copied, filled_memory,
 from weft.workbench.operator_checks import NOT_TRIED, OK, VARIES, WRONG, Verdict
 
 _PYTHON_SECONDS = 3.0  # that one run of the Python may take
+_COMPILED = 1e-8  # that compiled code with checks takes for an operation or byte
+_GROWTH = 50  # of the work from one size to the next, in three nested loops
 _UNORDERED = (
     "bits differ from run to run: sums go in any order; torch.use_deterministic_algorithms(True) "
     "gives them one"
@@ -48,6 +51,17 @@ class Trials:
     counts: bool = True
     applies: Callable[..., bool] | None = None
     fills: bool = True
+    left: list[dict[str, int]] = field(default_factory=list)  # sizes that would take too long
+
+    @property
+    def too_long(self) -> str:
+        return f"the Python would take more than {self.patience:g} seconds"
+
+    def takes_longer(self, case: Case) -> bool:
+        """Whether the Python would take no less than with sizes for which it would take too long:
+        arguments of such sizes are not even made."""
+        sizes = dict(case.sizes)
+        return any(all(sizes[name] >= n for name, n in one.items()) for one in self.left)
 
     def arguments(self, case: Case) -> dict[str, Any]:
         return build(self.maker, case, self.kernel.mutated)
@@ -61,10 +75,11 @@ class Trials:
             return NOT_TRIED, f"it draws random numbers, and those of {case.device} are others"
         work = self._work(arguments)
         if work * self.rate > self.patience:
-            return NOT_TRIED, f"the Python would take some {work * self.rate:.0f} seconds"
-        begin = time.perf_counter()
+            self.left.append(dict(case.sizes))
+            return NOT_TRIED, self.too_long
+        begin = time.thread_time()  # whatever else the machine does
         expected, why = self.python(arguments)
-        took = time.perf_counter() - begin
+        took = time.thread_time() - begin
         if work > 1000:  # less is what any call takes
             self.rate = took / work
         first, self.begun = not self.begun, True
@@ -104,6 +119,20 @@ class Trials:
     def seconds(self, arguments: dict[str, Any]) -> float:
         """What the Python may take for these arguments."""
         return self._work(arguments) * self.rate
+
+    def quick(self, case: Case, larger: Sequence[Case]) -> Case:
+        """The last of the ``larger`` cases that compiled code carries out in a moment, with checks;
+        ``case`` if there is none."""
+        for other in larger:
+            try:
+                if self._work(self.arguments(case)) * _GROWTH * _COMPILED > self.patience or (
+                    self._work(self.arguments(other)) * _COMPILED > self.patience
+                ):
+                    return case
+            except Exception:  # the sizes are not what the arguments' maker can do
+                return case
+            case = other
+        return case
 
     def _work(self, arguments: dict[str, Any]) -> float:
         """What the time of the Python goes by: operations and bytes, as far as they are known."""

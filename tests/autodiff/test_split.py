@@ -7,6 +7,8 @@ from torch.autograd import gradcheck, gradgradcheck
 import weft
 from tests.autodiff import kernels as k
 from tests.autodiff.test_gradients import made
+from weft.codegen.cpu import compile_cpu
+from weft.compiler import optimize_for_cpu
 from weft.pytorch import workspaces
 
 
@@ -66,3 +68,16 @@ def test_a_gradient_with_many_elements_is_one_loop():
     before = len(parts(k.conv))
     k.conv(w, x, 0.1).sum().backward()
     assert len(parts(k.conv)) == before
+
+
+def test_a_sum_of_few_parts_has_no_code_for_a_long_one(always):
+    """Which took half of the time of the first backward of a layer norm."""
+    kernel = weft.kernel(weighted.function)
+    x, w = torch.randn(1000, 40), torch.randn(40, requires_grad=True)
+    kernel(x, w).sum().backward()
+    torch.testing.assert_close(w.grad, (x + 2 * w.detach()).sum(0))
+    (special,) = kernel.specializations
+    adjoint = next(a for a in special.derived.adjoints if any(w.partial for w in a.taped))
+    made = compile_cpu(optimize_for_cpu(adjoint.steps[-1]))
+    assert made.simplified  # no loop is left to LLVM's vectorisers
+    assert "%local" not in made.llvm, "no strips of tiles"

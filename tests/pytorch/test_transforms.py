@@ -5,6 +5,8 @@ import torch
 from torch.func import grad, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.torch_version import TorchVersion
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import weft
@@ -211,3 +213,61 @@ def test_opcheck_of_a_batch():
 def test_the_linear_function_of_linearize(x):
     _, f = linearize(lambda x: scaled(x, x), x)
     torch.testing.assert_close(vmap(f)(torch.eye(3).to(x)), torch.diag(3 * x * x))
+
+
+# --- memory of what is given ----------------------------------------------------------------------
+class _Returned(TorchDispatchMode):
+    """The operators of kernels that were called, and of these those that gave memory of what they
+    were given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[str] = []
+        self.shared: list[str] = []
+
+    def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        if function.namespace.startswith("weft"):
+            self.called.append(str(function))
+            given, made = (
+                {t.untyped_storage().data_ptr() for t in tree_leaves(values)
+                 if isinstance(t, torch.Tensor) and t.numel()}
+                for values in ((args, kwargs), found)
+            )  # fmt: skip
+            if given & made:
+                self.shared.append(str(function))
+        return found
+
+
+@weft.kernel
+def _passed_on(x, y, z):
+    """The gradients of ``y`` and ``z`` are that of the result as it is, or a view of it."""
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = 2.0 * x[i]
+    return out + y, z.view(-1)
+
+
+@pytest.mark.parametrize("way", ["backward", "jvp", "twice"])
+def test_derivative_operators_return_no_memory_that_they_are_given(way):
+    x, y = (torch.randn(4, dtype=torch.float64) for _ in range(2))
+    z = torch.randn(2, 2, dtype=torch.float64)
+    with _Returned() as watch:
+        if way == "jvp":
+            tangents = [torch.randn_like(t) for t in (x, y, z)]
+            found = torch.func.jvp(_passed_on, (x, y, z), tuple(tangents))[1]
+            torch.testing.assert_close(found[0], 2 * tangents[0] + tangents[1])
+            torch.testing.assert_close(found[1], tangents[2].view(-1))
+        else:
+            leaves = [t.requires_grad_() for t in (x, y, z)]
+            out = _passed_on(*leaves)
+            again = way == "twice"
+            weights = [torch.randn_like(o).requires_grad_(again) for o in out]
+            found = torch.autograd.grad(out, leaves, weights, create_graph=again)
+            expected = 2 * weights[0], weights[0], weights[1].view(2, 2)
+            torch.testing.assert_close(found, expected)
+            if again:
+                second = torch.autograd.grad(sum(g.sum() for g in found), weights)
+                torch.testing.assert_close(second[0], torch.full_like(x, 3.0))
+    assert len(watch.called) == (3 if way == "twice" else 2)
+    assert not watch.shared

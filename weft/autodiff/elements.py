@@ -112,6 +112,7 @@ def added_up(
         zero, one = b.constant(0, index), b.constant(1, index)
         chunks = b.op("memref.dim", parts[0], axis=0)
         adding = b.for_(zero, chunks, one, [b.constant(0.0, element)] * count)
+        adding.attrs["short"] = True  # parts are few: code for long sums is not worth compiling
         with b.at(adding.body) as inner:
             chunk, *totals = inner.args
             each = [b.load(part, [chunk, *block.args]) for part in parts]

@@ -44,10 +44,10 @@ def register_tile(
 
 
 def all_vectors(function: Function) -> bool:
-    """Whether all serial loops of ``function`` are in vector loops, or around some."""
-    ops = list(walk(function.body))
+    """Whether all serial loops of ``function`` are in vector loops, or around some, or short."""
+    ops = [op for op in walk(function.body) if "short" not in op.attrs]
     vectors = [op for op in ops if "vector" in op.attrs]
-    inside = sum(o.name == "scf.for" for op in vectors for o in walk(op.body))
+    inside = sum(o.name == "scf.for" and o in ops for op in vectors for o in walk(op.body))
     around = sum(op.name == "scf.for" and any("vector" in o.attrs for o in walk(op.body))
                  for op in ops)  # fmt: skip
     return bool(vectors) and inside + around == sum(op.name == "scf.for" for op in ops)

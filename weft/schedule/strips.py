@@ -33,7 +33,7 @@ def strip_loop(parallel: Op) -> Op | None:
     lanes, is one with little in it."""
     body, ops = parallel.body, parallel.body.ops
     loops = [op for op in ops if op.regions]
-    if len(loops) != 1 or loops[0].name != "scf.for":
+    if len(loops) != 1 or loops[0].name != "scf.for" or "short" in loops[0].attrs:
         return None
     (serial,), view = loops, For(loops[0])
     before, inner = ops[: ops.index(serial)], serial.body.ops

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -320,6 +321,40 @@ def test_the_derivative_of_a_batch_of_gradients() -> None:
         return torch.autograd.grad(sum((r**3).sum() for r in rows), (x, w))
 
     close(second(scaled), second(lambda x, w: x * x * w))
+
+
+def test_batches_of_gradients_of_operators_in_graphs() -> None:
+    """torch's first ``vmap`` meets the operators of derivatives themselves, and their overloads."""
+
+    @weft.kernel
+    def hosted(x: torch.Tensor, w: torch.Tensor) -> Any:
+        z = torch.sin(x)
+        out, sums = torch.empty_like(x), torch.zeros_like(x)
+        for i in range(x.shape[0]):
+            out[i] = z[i] * w[i]
+            sums[i] = z[i] + w[i] * w[i]
+        return out, sums
+
+    def reference(x: Any, w: Any) -> Any:
+        return (x.sin() * w, x.sin() + w * w)
+
+    def all_of(f: Any, x: Any, w: Any) -> Any:
+        return sum(f(x, w)).cos()
+
+    x, w = drawn(4).requires_grad_(), drawn(4).requires_grad_()
+    rows = drawn(3, 4)
+    compiled = torch.compile(functools.partial(all_of, hosted), backend="aot_eager", fullgraph=True)
+    plain = functools.partial(all_of, reference)
+    batched = functools.partial(torch.autograd.grad, inputs=(x, w), grad_outputs=rows,
+                                is_grads_batched=True, retain_graph=True)  # fmt: skip
+    close(batched(compiled(x, w)), batched(plain(x, w)))
+    by_operator = functools.partial(all_of, hosted.op)
+    for f in (by_operator, plain):
+        first = torch.autograd.grad(f(x, w), (x, w), rows[0], create_graph=True)
+        found = *batched(first[0]), *batched(first[1])
+        if f is by_operator:
+            expected = found
+    close(found, expected)
 
 
 def test_gradients_of_each_sample_of_a_module() -> None:

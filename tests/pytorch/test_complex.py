@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 from torch.library import opcheck
 
 import weft
+from weft.pytorch import autograd
 from weft.runtime.overlap import OverlapWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not support code generation for complex")
@@ -208,6 +210,54 @@ def test_later_calls_are_planned() -> None:
     torch.testing.assert_close(grad, wanted)
     with torch.inference_mode():
         check(drawn(5), drawn(5), calls=1)
+
+
+@weft.kernel
+def turned(x: torch.Tensor, c: complex, n: int) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(n):
+        out[i] = x[i] * x[i] * c
+    return out
+
+
+def test_later_calls_with_complex_numbers_are_planned_and_their_gradients(monkeypatch: Any) -> None:
+    """A number is a complex one, or NumPy's; others, and its type, are told apart."""
+    launcher = turned.launchers[0]
+    slow, backward, seen, usual = launcher.slow, autograd.Launch.backward, [], []
+    monkeypatch.setattr(launcher, "slow", lambda args: (seen.append(args), slow(args))[1])
+    usually = staticmethod(lambda ctx, *g: (usual.append(ctx), backward(ctx, *g))[1])
+    monkeypatch.setattr(autograd.Launch, "backward", usually)
+    for kind in (complex, np.complex128):
+        for k in range(6):
+            x, c = drawn(5), kind(complex(*torch.randn(2).tolist()))
+            del seen[:]
+            torch.testing.assert_close(turned(x, c, 5), x * x * complex(c))
+            assert len(seen) == (k < 2)
+    for n in (5, 20_000):  # of many elements autograd knows the parts as a view
+        for k in range(6):
+            x, g, c = drawn(n, grad=True), drawn(n), complex(*torch.randn(2).tolist())
+            del usual[:]
+            (found,) = torch.autograd.grad(turned(x, c, n), x, g)
+            torch.testing.assert_close(found, g * (2 * x.detach() * c).conj())
+            assert n > 5 or len(usual) == (k < 2)
+    torch.testing.assert_close(
+        turned(drawn(3) * 0 + 1, 2.5, 3), torch.full((3,), 2.5 + 0j, dtype=WIDE)
+    )
+
+
+@pytest.mark.parametrize("n", [3, 20_000])
+def test_gradients_of_a_kernel_that_writes_into_complex_memory(n: int) -> None:
+    """Of few elements, whose parts are copied, and of many: views, and versions, are torch's."""
+    x, base = drawn(n, grad=True), drawn(n + 2)
+    whole = base.clone()
+    part = whole[1:-1]
+    version = whole._version
+    scaled(x, 2j, part)
+    assert whole._version > version
+    torch.testing.assert_close(whole[1:-1], x * 2j + 1j)
+    assert torch.equal(whole[:1], base[:1])
+    g = drawn(n + 2)
+    torch.testing.assert_close(torch.autograd.grad(whole, x, g)[0], g[1:-1] * -2j)
 
 
 def test_fake_and_meta_tensors() -> None:

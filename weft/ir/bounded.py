@@ -24,6 +24,7 @@ def is_bounded(nest: Sequence[Op]) -> bool:
     elements: ``scf.parallel``, ``scf.for`` and ``scf.while`` operations, the outermost first."""
     if any("independent" in op.attrs for op in nest):  # a part of a short strip
         return True
+    nest = [op for op in nest if "short" not in op.attrs]
     if any(op.name == "scf.while" for op in nest):
         return False
     along: dict[Value, set[tuple[Value, int]]] = {}

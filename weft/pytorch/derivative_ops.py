@@ -26,10 +26,10 @@ from weft.pytorch.boxed import BoxedKernel, reaches_device
 from weft.pytorch.derivatives import Made, pushed, recorded
 from weft.pytorch.dynamo import untraced
 from weft.pytorch.forward_level import has_dual, is_open, primal_of
-from weft.pytorch.inputs import Structure
+from weft.pytorch.inputs import Structure, items
 from weft.pytorch.namespace import Family, without_defaults
 from weft.pytorch.samples_op import Samples, extra_arguments
-from weft.pytorch.transforms import is_float, items
+from weft.pytorch.transforms import is_float
 from weft.source import Span
 
 if TYPE_CHECKING:

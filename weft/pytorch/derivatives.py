@@ -16,8 +16,8 @@ import torch
 
 from weft.pytorch.ambient import autocast_state, under
 from weft.pytorch.batches import storage
-from weft.pytorch.inputs import Structure
-from weft.pytorch.transforms import PLAIN, Pushed, gradients, is_float, items
+from weft.pytorch.inputs import Structure, items
+from weft.pytorch.transforms import PLAIN, Pushed, gradients, is_float
 from weft.source import Span
 
 if TYPE_CHECKING:

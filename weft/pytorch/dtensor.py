@@ -29,11 +29,10 @@ from weft.pytorch.derivative_ops import BACKWARD
 from weft.pytorch.derivative_ops import Rule as Derivatives
 from weft.pytorch.forward_mode import Refused
 from weft.pytorch.halo import Neighbours, carried_out, pulled, widest
-from weft.pytorch.inputs import Structure
+from weft.pytorch.inputs import Structure, items
 from weft.pytorch.namespace import Latest, without_defaults
 from weft.pytorch.operator import Operator
 from weft.pytorch.sharding import Meta, Place, Rule, Rules, meta
-from weft.pytorch.transforms import items
 
 try:
     from torch.distributed.tensor._ops import single_dim_strategy as newest

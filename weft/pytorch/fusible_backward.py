@@ -24,9 +24,9 @@ from weft.pytorch.fusible import (
 )
 from weft.pytorch.fusible import number as number_of
 from weft.pytorch.fusion import Opaque, prepared
-from weft.pytorch.inputs import Structure
+from weft.pytorch.inputs import Structure, items
 from weft.pytorch.loop import Loop, Reversed
-from weft.pytorch.transforms import is_float, items
+from weft.pytorch.transforms import is_float
 from weft.pytorch.workspaces import computed_in
 from weft.runtime.launch import KernelLike, Launcher
 

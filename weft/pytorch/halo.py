@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from weft.pytorch.inputs import items
 from weft.pytorch.sharding import Rule
-from weft.pytorch.transforms import items
 from weft.values import frozen
 
 

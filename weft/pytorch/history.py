@@ -52,7 +52,7 @@ def history(launcher: Launcher, args: tuple[Any, ...]) -> native.History | None:
         return None
     numbers = [v for v, s in zip(args, specs, strict=True)
                if not isinstance(s, TensorSpec | ConstSpec)]  # fmt: skip
-    if any(type(v) not in _PLAIN for v in numbers):
+    if any(type(v) not in _PLAIN and not _are_floats(v) for v in numbers):
         return None
     loop = loop_of(launcher, specs, device.type)
     values = passed(specs, args)
@@ -88,7 +88,8 @@ class _History:
         # Which of those are numbers, and which of these are whole.
         self.numbers = [k for k, s in enumerate(specs)
                         if not isinstance(s, TensorSpec | ConstSpec)]  # fmt: skip
-        self.whole = [n for n, k in enumerate(self.numbers) if type(args[k]) is not float]
+        self.whole = [n for n, k in enumerate(self.numbers)
+                      if type(args[k]) is not float and not _are_floats(args[k])]  # fmt: skip
         self.known: dict[tuple[Any, ...], Callable[..., Any]]  # backwards, by whole numbers
         # How many gradients these are to refuse before they are made anew, and of these still.
         self.refusing: dict[tuple[Any, ...], tuple[int, int]]
@@ -215,7 +216,10 @@ def _backward(
     for k, name in enumerate(loop.names):
         if k not in loop.memrefs:
             number = of.numbers.index(of.places[k])
-            names[name] = repr(env[name]) if number in of.whole else f"ctx.numbers[{number}]"
+            item = k - of.places.index(of.places[k])
+            several = f"[{item}]" if isinstance(of.specs[of.places[k]], TupleSpec) else ""
+            own = f"ctx.numbers[{number}]{several}"
+            names[name] = repr(env[name]) if number in of.whole else own
     given = _tuple([f"g{n}" for n in range(len(loop.written))])
     for n, k in enumerate(loop.written):
         if (name := prefix + loop.names[k]) in env:
@@ -325,6 +329,11 @@ def _launched(
         asked = torch._C._get_deterministic_algorithms
         work.step(record.ASKED, None, objects=[asked, asked()])
     return native.builtin(work.packed(), lambda *_: NotImplemented, disk(step.options))
+
+
+def _are_floats(value: Any) -> bool:
+    """Whether a value is a tuple of floats, as the parts of a complex number are."""
+    return type(value) is tuple and all(type(v) is float for v in value)
 
 
 def _dtype(loop: Loop, k: int) -> torch.dtype:

@@ -50,3 +50,8 @@ class Structure:
             return [next(given) for _ in range(place[0])]
 
         return [value(place) for place in self.places]
+
+
+def items(out: Any) -> Sequence[Any]:
+    """What a function gives, one by one."""
+    return out if isinstance(out, tuple | list) else (out,)

@@ -17,8 +17,9 @@ from weft.ir.interp import Watch
 from weft.lang.dtypes import EIGHT_BITS
 from weft.pytorch.autograd import with_functions
 from weft.pytorch.forward_level import level, tangent_of
+from weft.pytorch.inputs import items
 from weft.pytorch.loop import Loop, Make
-from weft.pytorch.transforms import gradients, is_float, items
+from weft.pytorch.transforms import gradients, is_float
 from weft.runtime.launch import KernelLike, Launcher
 
 if TYPE_CHECKING:

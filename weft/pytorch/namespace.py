@@ -102,7 +102,8 @@ class Family:
         self._library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         self.namespace.defining = ""
         overload = schema.partition("(")[0]
-        self._library.impl(overload, self.held(otherwise), "CompositeImplicitAutograd")
+        for key in ("CompositeImplicitAutograd", "Batched"):  # which torch counts to no others
+            self._library.impl(overload, self.held(otherwise), key)
 
     def differentiate(self, name: str, autograd: Callable[..., Any]) -> None:
         """Gives the operator ``name`` what autograd calls in its place."""
@@ -129,8 +130,25 @@ class Family:
             overload = self.namespace.packets[name].default
             return custom_function_call_vmap_helper(interpreter, vmapped, overload, *passed)
 
+        def first(*passed: Any) -> Any:
+            """Batches of torch's first ``vmap``, which ``is_grads_batched`` goes by: the rule of
+            the second one, in its place."""
+            from weft.pytorch.batches import under_vmap  # as above
+            from weft.pytorch.inputs import Structure, items
+
+            overload, made = self.namespace.packets[name].default, list[Any]()
+            tensors, form = Structure.of(passed)
+
+            def call(*given: Any) -> Sequence[Any]:
+                made[:] = [overload(*form.inputs(given))]
+                return items(made[0])
+
+            found = under_vmap(call, tensors)
+            return type(made[0])(found) if isinstance(made[0], list | tuple) else found[0]
+
         complete = self.complete(name, rule, after=1)
         self._library.impl(name, self.held(complete), "FuncTorchBatched", with_keyset=True)
+        self._library.impl(name, self.held(self.complete(name, first)), "Batched")
 
     def derive(self, name: str, kinds: Sequence[str]) -> None:
         """Makes the derivatives of these kinds of the operator ``name``, each of the one before,

@@ -27,10 +27,11 @@ from weft.pytorch.derivative_ops import Rule, is_plain, register
 from weft.pytorch.derivatives import Made
 from weft.pytorch.fake import fake_launchers, without_data
 from weft.pytorch.forward_level import has_dual
+from weft.pytorch.inputs import items
 from weft.pytorch.namespace import Family, in_ascii, namespace_of, without_defaults
 from weft.pytorch.samples_op import Samples
 from weft.pytorch.skip_forward import NeedsOutputs, replaying, returned_names
-from weft.pytorch.transforms import is_float, items
+from weft.pytorch.transforms import is_float
 from weft.runtime.launch import KernelLike, gradient_error
 from weft.runtime.overlap import OverlapWarning
 from weft.values import frozen, mutable

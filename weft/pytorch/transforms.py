@@ -25,7 +25,7 @@ from weft.pytorch.ambient import Draws, function_modes, under_modes
 from weft.pytorch.batches import Fresh, is_batched, level_of, unbatched, under_vmap, wrapped
 from weft.pytorch.dynamo import untraced
 from weft.pytorch.forward_level import is_dual, level, primal_of
-from weft.pytorch.inputs import Structure
+from weft.pytorch.inputs import Structure, items
 from weft.source import Span
 
 # pyright: reportPrivateUsage=false
@@ -54,11 +54,6 @@ Many = Callable[..., tuple[torch.Tensor, ...]]
 def is_float(value: Any) -> bool:
     """Whether ``value`` is a tensor of floats, or of complex numbers: of what has derivatives."""
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
-
-
-def items(out: Any) -> Sequence[Any]:
-    """What a function gives, one by one."""
-    return out if isinstance(out, tuple | list) else (out,)
 
 
 def gradients(

@@ -97,7 +97,7 @@ class Generated:
         self, plan: Plan, specs: Sequence[Spec], args: Sequence[Any]
     ) -> native.FastCall | None:
         """What a builtin does for calls like this one, also where ``args`` are the complex tensors
-        whose parts ``specs`` are of; None where there is none."""
+        and numbers whose parts ``specs`` are of; None where there is none."""
         tensors = tensors_of(self.kinds)
         check = tensor_check([args[k] for k in tensors])
         if check is None:
@@ -124,7 +124,8 @@ class Generated:
         slot = head // 8
         for k, (kind, spec, value) in enumerate(zip(self.kinds, specs, args, strict=True)):
             number = tensors.index(k) if k in tensors else -1
-            for step in KINDS[kind].steps:
+            pair = kind == "tuple" and not isinstance(value, tuple | list)  # a complex number
+            for step in (_pair,) if pair else KINDS[kind].steps:
                 step(work, Argument(k, spec, value, slot, number))
             slot += _slots(spec)
         return work
@@ -506,6 +507,13 @@ class Kind:
     packed: str
     steps: tuple[Callable[[native.FastCall, Argument], None], ...]
 
+
+def _parts_packer(spec: Spec) -> Callable[[Any], bytes]:
+    pack = _packing(spec)
+    return lambda value: pack(value.real, value.imag)
+
+
+_pair = _callback(operator.attrgetter("__class__"), _parts_packer)
 
 # "number": a NumPy scalar, an IntEnum and the like.
 KINDS = {

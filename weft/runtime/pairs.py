@@ -32,6 +32,7 @@ class Paired(Protocol):
 
 T = TypeVar("T", bound=Paired)
 _MOST = 4096  # kinds of calls that are counted
+_SMALL = 1 << 14  # elements that are copied faster than torch tells autograd of a view
 
 
 def apart(launcher: T, args: Sequence[Any], call: Callable[[T, tuple[Any, ...]], Any]) -> Any:
@@ -43,7 +44,8 @@ def apart(launcher: T, args: Sequence[Any], call: Callable[[T, tuple[Any, ...]],
         return call(launcher, (*args,))
     made: dict[int, Any] = {}
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-    copied = _is_recorded(args) and len(region.stored) + len(region.totals) > 1
+    several = len(region.stored) + len(region.totals) > 1
+    copied, small = several and _is_recorded(args), not _is_transformed() and _is_recorded(args)
     for k in which:
         value, arg = args[k], region.args[k]
         if not isinstance(value, torch.Tensor):
@@ -52,7 +54,7 @@ def apart(launcher: T, args: Sequence[Any], call: Callable[[T, tuple[Any, ...]],
             made[k] = float(value.real), float(value.imag)
         elif id(value) not in made:
             made[id(value)] = _parts(value, arg.name, k in region.stored, region)
-            if copied and k in region.stored:
+            if k in region.stored and (copied or (small and value.numel() <= _SMALL)):
                 made[id(value)] = made[id(value)].clone()
                 copies.append((value, made[id(value)]))
     given = tuple(made.get(id(v) if isinstance(v, torch.Tensor) else k, v) if k in which else v
@@ -67,8 +69,8 @@ def apart(launcher: T, args: Sequence[Any], call: Callable[[T, tuple[Any, ...]],
 def work_of(
     counts: dict[tuple[Any, ...], int], args: Sequence[Any], own: Any, given: Sequence[Any]
 ) -> FastCall | None:
-    """What a builtin does for calls with complex tensors, of which the launcher ``own`` was
-    ``given`` the parts; None where there is none, and where calls with such have not just come
+    """What a builtin does for calls with complex tensors and numbers, of which the launcher ``own``
+    was ``given`` the parts; None where there is none, and where calls with such have not just come
     twice, four times, and so on. ``counts``: how often they came."""
     key = tuple((v.shape, v.stride(), v.dtype, v.requires_grad) if isinstance(v, torch.Tensor)
                 else type(v) for v in args)  # fmt: skip
@@ -77,10 +79,9 @@ def work_of(
     count = counts[key] = counts.get(key, 0) + 1
     if count == 1 or count & (count - 1) or _is_recorded(args) or own.region.complex_results:
         return None
-    if len(given) != len(own.forms.names) or not all(
-        isinstance(v, torch.Tensor) and not v.is_conj() and not v.is_neg()
-        for v, part in zip(args, given, strict=True) if v is not part
-    ):  # fmt: skip
+    if len(given) != len(own.forms.names) or any(
+        isinstance(v, torch.Tensor) and (v.is_conj() or v.is_neg()) for v in args
+    ):
         return None
     specs = list(own.forms.specs(given).values())
     kinds = tuple(map(kind_of, specs, given))
@@ -94,10 +95,15 @@ def work_of(
 def _is_recorded(args: Sequence[Any]) -> bool:
     """Whether a derivative may be asked for: torch follows views that a function writes to where
     it writes to nothing else."""
-    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+    if _is_transformed():
         return True
     wanted = any(isinstance(v, torch.Tensor) and v.requires_grad for v in args)
     return wanted and torch.is_grad_enabled()
+
+
+def _is_transformed() -> bool:
+    """Whether forward mode or a transform has a part in a call."""
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 def _parts(tensor: torch.Tensor, name: str, written: bool, region: Region) -> torch.Tensor:

@@ -71,8 +71,10 @@ class _Tile:
             self.sides[axes.index(rows.axis)] = rows.copies
         # Such loops may have few iterations; code for these is written where it is little.
         operations = sum(op.name != "arith.constant" for op in walk(parallel.body))
-        self.narrow = len(axes) == 1 and not vector.reverse and operations <= SMALL
-        self.sums = {op for op in parallel.body.ops if op.name == "scf.for" and only_sums(op, sums)}
+        few = any("short" in op.attrs for op in walk(parallel.body))
+        self.narrow = len(axes) == 1 and not vector.reverse and operations <= SMALL and not few
+        loops = [op for op in parallel.body.ops if op.name == "scf.for" and not few]
+        self.sums = {op for op in loops if only_sums(op, sums)}
         self.begins: dict[int, Value] = {}
         self.ends: dict[int, Value] = {}
         self.lowers: list[Value] = []

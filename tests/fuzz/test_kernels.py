@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from random import Random
 
 import pytest
@@ -11,6 +12,9 @@ from hypothesis import strategies as st
 
 from tests.fuzz import complexes, float8, nests, rows, scans, unsigned
 from tests.fuzz.check import check
+from tests.fuzz.generate import Kernel, kernel
+from weft.options import default_options
+from weft.schedule import chunks, copies
 
 COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "150"))
 PARTS = max(COUNT // 200, 10)  # so that several processes take part, and none is long
@@ -34,6 +38,28 @@ def test_random_kernels_mean_what_the_python_means(part: int, seed: int) -> None
 @given(seed=st.integers(0, 1 << 40))
 def test_random_kernels_over_rows(part: int, seed: int) -> None:
     check(Random(seed), draw=rows.kernel)
+
+
+@pytest.fixture
+def in_many_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A few operations are worth a chunk, and copies. That is in no key of the disk cache."""
+    monkeypatch.setattr(chunks, "COST", 3)
+    monkeypatch.setattr(copies, "COST", 0.05)
+    monkeypatch.setenv("WEFT_CACHE", "0")
+    default_options.cache_clear()
+    yield
+    monkeypatch.undo()
+    default_options.cache_clear()
+
+
+@drawing
+@given(seed=st.integers(0, 1 << 40), draw=st.sampled_from([kernel, nests.kernel]))
+@pytest.mark.sampled(5)
+@pytest.mark.usefixtures("in_many_chunks")
+def test_random_kernels_in_many_chunks(
+    part: int, seed: int, draw: Callable[[Random], Kernel]
+) -> None:
+    check(Random(seed), draw=draw)
 
 
 @drawing

@@ -13,7 +13,9 @@ from weft.ir.interp import RULES as INTERPRETER
 from weft.ir.ops import CMPF, CMPI, COMBINERS, OPS
 from weft.ir.scalar import SCALAR_RULES
 
-WORDS = {"T:int", "T:float", "T", "i1", "index", "any", "memref", "index...", "any..."}
+WORDS = {
+    "T:int", "T:float", "T", "i1", "index", "any", "memref", "index...", "any...", "memref...",
+}  # fmt: skip
 # Operations that code generation emits together with the one around them, so without a rule.
 NO_LLVM_RULE: frozenset[str] = frozenset()
 ON_GPUS = {name for name in OPS if name.startswith("gpu.")}

@@ -11,6 +11,7 @@ from weft.ir.parse import parse_function
 from weft.ir.text import print_function, same
 from weft.ir.verify import verify
 from weft.schedule.apply_cpu import apply_cpu
+from weft.schedule.chunks import COST
 from weft.schedule.language import parse
 from weft.schedule.machine import CpuMachine
 
@@ -46,8 +47,8 @@ def work(end: str, shape: tuple[int, int], schedule: str = "") -> float:
     told: list[float] = []
 
     def watch(op: Op, operands: list[Value], results: list[Value]) -> None:
-        if op.name == "weft.work":
-            told.append(operands[0])
+        if op.name == "weft.chunks":
+            told.append(float(operands[2]) * COST)
 
     n, m = shape
     x, at, y = np.ones(shape, np.float32), np.full(n, m, np.int32), np.zeros(n, np.float32)

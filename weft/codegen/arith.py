@@ -8,6 +8,7 @@ branches.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from weft.codegen.emit import INDEX_BITS, Emitter, llvm_type
 from weft.ir import float8
@@ -496,3 +497,25 @@ def from_word(e: Emitter, value: str, t: ScalarType) -> str:
     if t.bits == 64:
         return value
     return e.inst(f"trunc i64 {value} to {llvm_type(t)}")
+
+
+class Instructions:
+    """Integers of LLVM's type ``ty``, by their names, as ``trips.Arithmetic``."""
+
+    # The dividend of a trip count is never negative, and may need all bits.
+    _OPS: ClassVar = {"addi": "add", "subi": "sub nsw", "floordivsi": "udiv"}
+
+    def __init__(self, e: Emitter, ty: str) -> None:
+        self.e = e
+        self.ty = ty
+
+    def constant(self, value: str) -> int | None:
+        return None if value.startswith("%") else int(value)
+
+    def number(self, value: int) -> str:
+        return str(value)
+
+    def op(self, name: str, a: str, b: str) -> str:
+        if name == "maxsi":
+            return self.e.extreme("smax", a, b, self.ty)
+        return self.e.inst(f"{self._OPS[name]} {self.ty} {a}, {b}")

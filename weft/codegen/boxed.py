@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
+from weft.codegen.arith import Instructions
 from weft.codegen.boxed_forms import (
     ANY,
     CPU,
@@ -26,7 +27,6 @@ from weft.codegen.boxed_forms import (
 )
 from weft.codegen.boxed_guards import GUARDS
 from weft.codegen.emit import Emitter, Module
-from weft.codegen.entry import Instructions
 from weft.codegen.interface import Slot
 from weft.ir.trips import steps_of, trip_count
 

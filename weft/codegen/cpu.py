@@ -73,7 +73,7 @@ def compile_cpu(function: Function, schedule: Schedule | None = None, cpu: str =
         code = machine(cpu=cpu).emit_object(_optimize(text, simplified, cpu))
     return CpuCode(
         kernel.function, text, code, kernel.symbol, argument_slots(function),
-        described(kernel.function), printed(kernel.function), kernel.schedule, simplified, cpu,
+        described(kernel.function), printed(kernel.function), schedule, simplified, cpu,
     )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def scheduled(
     function: Function, schedule: Schedule, machine: CpuMachine, listener: Listener = ignored
 ) -> CpuModule:
     """``function`` after the steps of ``schedule``, to be written as LLVM IR."""
-    return CpuModule(apply_cpu(function, schedule, machine, listener), machine, schedule)
+    return CpuModule(apply_cpu(function, schedule, machine, listener), machine)
 
 
 # -- LLVM's side

@@ -98,7 +98,6 @@ class View:
     sizes: list[str]
     strides: list[str]  # in elements; empty where they follow from the sizes
     parallel: bool = True  # a tensor argument: accesses of different iterations do not conflict
-    private: bool = False  # nobody else accumulates into it: no atomics
 
 
 class Target(Protocol):
@@ -216,7 +215,7 @@ class Emitter:
         self.views: dict[Value, View] = {}
         self.bits: dict[Value, int] = {}  # values known to be in [0, 2**bits)
         self.constants: dict[Value, bool | int | float] = {}
-        self.longer: dict[Op, str] = {}  # upper bounds of loops that run on into what follows
+        self.owned: list[str] = []  # places of pointers to memory that is freed at the end
         self.groups: list[str] = []  # access groups of the enclosing parallel loops
         self.counter = 0
 

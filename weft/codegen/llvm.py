@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from weft.codegen.arith import RULES, combine, narrow, note_range, rule, widen
 from weft.codegen.emit import INDEX_BITS, Emitter, View, llvm_type, memory_type
 from weft.codegen.philox import random_word
-from weft.codegen.pool import AVAILABLE
-from weft.ir.core import Block, Op, Value
+from weft.codegen.pool import AVAILABLE, CUT
+from weft.ir.core import Block, Op
 from weft.ir.ops import OPS
 from weft.ir.types import ScalarType, i1
-from weft.ir.views import CheckRace, For, Parallel, memory
-from weft.schedule.collapse import accessed, nested
+from weft.ir.views import CheckRace, Copies, CopyOf, For, Parallel, RowsFollow, memory
 
 
 def emit_block(e: Emitter, block: Block) -> list[str]:
@@ -149,7 +148,7 @@ def _atomic_rmw(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     element = view.type.element
     pointer = address(e, view, indices)
     kind, value_type = op.attrs["kind"], op.result.scalar
-    if view.private or not op.attrs["atomic"]:
+    if not op.attrs["atomic"]:
         old = widen_element(e, element, value_type, load(e, view, pointer))
         reorder = "reassociate" in op.attrs
         new = combine(e, kind, value_type, old, value, reorder=reorder)
@@ -232,15 +231,11 @@ def narrow_element(e: Emitter, source: ScalarType, element: ScalarType, value: s
 @rule("scf.for")
 def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     lower, upper, step, *inits = operands
-    if op in e.longer:
-        upper = e.longer.pop(op)
     body = op.body
-    short = _flatten(e, op, lower, upper)
-    upper = short or upper
-    if For(op).lower in e.bits:
+    if For(op).lower in e.bits or "counts" in op.attrs:
         e.bits[body.args[0]] = INDEX_BITS
     metadata = ""
-    if op.attrs.get("independent"):  # iterations of what was a parallel loop: split_quotients.py
+    if op.attrs.get("independent"):  # iterations of what was a parallel loop
         group = e.module.node("!{}")
         accesses = e.module.node(f'!{{!"llvm.loop.parallel_accesses", {group}}}')
         metadata = e.module.node(f"!{{{{self}}, {accesses}}}")
@@ -296,34 +291,6 @@ def stoppable(
     for (_, slot), *values in zip(phis, whole, cut, strict=True):
         e.fill(slot, *zip(values, blocks, strict=True))
     return [name for name, _ in phis]
-
-
-def _flatten(e: Emitter, op: Op, lower: str, upper: str) -> str | None:
-    """Where a loop and the ``independent`` one inside it may be counted as one (see
-    ``schedule.collapse``), the upper bound of the outer one; that of the inner one is put aside."""
-    if "collapse" not in op.attrs:
-        return None
-    inner = nested(op)
-    assert inner is not None
-    memrefs = accessed(op.body, For(inner).index)
-    trips = e.name(For(inner).upper)
-    filled = e.inst(f"icmp slt i64 {lower}, {upper}")
-    same = e.inst(f"and i1 {filled}, {rows_follow(e, memrefs, 0, trips, trips)}")
-    product = e.inst(f"mul nsw i64 {e.inst(f'sub nsw i64 {upper}, {lower}')}, {trips}")
-    e.longer[inner] = e.inst(f"select i1 {same}, i64 {product}, i64 {trips}")
-    return e.inst(f"select i1 {same}, i64 {e.inst(f'add nsw i64 {lower}, 1')}, i64 {upper}")
-
-
-def rows_follow(e: Emitter, memrefs: Sequence[Value], behind: int, trips: str, deeper: str) -> str:
-    """Whether rows of ``memrefs`` follow each other: see ``collapse.rows``. ``trips`` is the length
-    of the inner loop, ``deeper`` its product with those of the loops behind it."""
-    found = "true"
-    for memref in memrefs:
-        view = e.views[memref]
-        axis = view.type.rank - 1 - behind
-        pair = (view.strides[axis - 1], deeper) if view.strides else (view.sizes[axis], trips)
-        found = e.inst(f"and i1 {found}, {e.inst(f'icmp eq i64 {pair[0]}, {pair[1]}')}")
-    return found
 
 
 def loop_body(e: Emitter, body: Block, names: Sequence[str]) -> list[str]:
@@ -469,10 +436,84 @@ def _threads(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
     return [e.inst(f"call i64 @{AVAILABLE}()")]
 
 
-@rule("weft.work")
-def _work(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    """The loop behind it asks for the operand."""
-    return ()
+@rule("weft.chunks")
+def _chunks(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+    total, row, wished = operands
+    e.declare(f"declare {{ i64, i64 }} @{CUT}(i64, i64, double)")
+    pair = e.inst(f"call {{ i64, i64 }} @{CUT}(i64 {total}, i64 {row}, double {wished})")
+    return [e.inst(f"extractvalue {{ i64, i64 }} {pair}, {k}") for k in range(2)]
+
+
+@rule("weft.rows_follow")
+def _rows_follow(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+    trips, deeper, *_ = operands
+    found = "true"
+    for memref in RowsFollow(op).memrefs:
+        view = e.views[memref]
+        axis = view.type.rank - 1 - op.attrs["behind"]
+        pair = (view.strides[axis - 1], deeper) if view.strides else (view.sizes[axis], trips)
+        found = e.inst(f"and i1 {found}, {e.inst(f'icmp eq i64 {pair[0]}, {pair[1]}')}")
+    return [found]
+
+
+@rule("weft.copies")
+def _copies(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+    count, *_ = operands
+    rows = Copies(op).rows
+    sizes = [_copy_size(e, e.views[array]) for array, _ in rows]
+    bytes, offsets = "0", list[str]()
+    for size in sizes:
+        offsets.append(e.inst(f"mul nsw i64 {count}, {bytes}"))
+        bytes = e.inst(f"add nsw i64 {bytes}, {size}")
+    place, ask, on, before = e.fresh("owned"), e.label("copies"), e.label("on"), e.block
+    e.allocas += [f"{place} = alloca ptr", f"store ptr null, ptr {place}"]
+    e.owned.append(place)
+    e.declare("declare noalias ptr @aligned_alloc(i64, i64)")
+    e.branch(e.inst(f"icmp sgt i64 {count}, 1"), ask, on)
+    e.start(ask)
+    total = e.inst(f"mul nsw i64 {count}, {bytes}")
+    given = e.inst(f"call ptr @aligned_alloc(i64 {_LINE}, i64 {total})")
+    e.line(f"store ptr {given}, ptr {place}")
+    there = e.inst(f"icmp ne ptr {given}, null")
+    some = e.inst(f"select i1 {there}, i64 {count}, i64 0")
+    e.jump(on)
+    e.start(on)
+    memory, slot = e.phi("ptr")
+    e.fill(slot, ("null", before), (given, ask))
+    made, slot = e.phi("i64")
+    e.fill(slot, (count, before), (some, ask))
+    there = e.inst(f"icmp ne ptr {memory}, null")
+    names = [made]
+    for (_, value), offset in zip(rows, offsets, strict=True):
+        first = e.inst(f"getelementptr i8, ptr {memory}, i64 {offset}")
+        pointer = e.inst(f"select i1 {there}, ptr {first}, ptr null")
+        e.views[value] = View(pointer, value.memref, [], [])
+        names.append(pointer)
+    return names
+
+
+@rule("weft.copy_of")
+def _copy_of(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+    copies, number, array = operands
+    view = e.views[CopyOf(op).array]
+    offset = e.inst(f"mul nsw i64 {number}, {_copy_size(e, view)}")
+    own = e.inst(f"getelementptr i8, ptr {copies}, i64 {offset}")
+    there = e.inst(f"icmp ne ptr {copies}, null")
+    pointer = e.inst(f"select i1 {there}, ptr {own}, ptr {array}")
+    e.views[op.result] = View(pointer, op.result.memref, view.sizes, [], parallel=False)
+    return [pointer]
+
+
+_LINE = 64  # bytes of a cache line, where each copy begins
+
+
+def _copy_size(e: Emitter, view: View) -> str:
+    """The bytes of a copy of a contiguous array, in whole lines."""
+    count = "1"
+    for size in view.sizes:
+        count = e.inst(f"mul nsw i64 {count}, {size}")
+    size = e.inst(f"mul nsw i64 {count}, {view.type.element.bytes}")
+    return e.inst(f"and i64 {e.inst(f'add nsw i64 {size}, {_LINE - 1}')}, {-_LINE}")
 
 
 @rule("weft.print")

@@ -1,8 +1,7 @@
 """The code that all kernels share: chunks of a loop, run here or by OpenMP's threads.
 
-``RUN`` decides how many chunks there are. One chunk it runs itself; several go to the *worker*, run
-by each thread, which takes chunks of its own share, then of the others'. Where chunks begin depends
-on the sizes alone, so a reduction gives the same bits with any number of threads.
+``CUT`` says how many chunks there are, which ``RUN`` is told. One chunk it runs itself; several go
+to the *worker*, run by each thread, which takes chunks of its own share, then of the others'.
 
 It is written out as LLVM IR and compiled once, so that the object code of a kernel is its loop and
 little else: LLVM would take longer for this than for most loops.
@@ -11,39 +10,30 @@ little else: LLVM would take longer for this than for most loops.
 from __future__ import annotations
 
 from weft.codegen import interrupt
+from weft.ir import chunks
 from weft.schedule.machine import CpuMachine
-
-MAX_CHUNKS = 256
-CHUNK_COST = 32_768  # operations: about a microsecond or more, below which sharing is not worth it
 
 # Words of the frame that a kernel hands over, and that chunks read, too. What the kernel's own
 # chunks need follows. RECORD is a place that is not 0 after a failed check.
 # WAITS: whether the caller asks for handlers while the other threads finish, for an iteration of
 # theirs may take long.
-SLOTS, SHARES, THREADS, CHUNKS, SIZE, TOTAL, PARTIALS, STOP, CHUNK, KINDS, RECORD = range(11)
-WAITS, FIRST = 11, 12
-MOST_COPIES = 64
-COPY_BYTES = 16 << 20  # of all copies
-ELEMENT_COST = 16  # operations of a chunk that pay for an element of a copy: cleared, and added
+SLOTS, SHARES, THREADS, CHUNKS, STOP, CHUNK, RECORD, WAITS, FIRST = range(9)
 _LINE = 8  # words of a cache line: the next chunk of each share has a line of its own
-_READY = MAX_CHUNKS * _LINE  # behind them: how many threads have no chunk left, the caller aside
+_READY = chunks.MOST * _LINE  # behind them: how many threads have no chunk left, the caller aside
 _SPINS = 64  # looks at that, before the caller sleeps, longer each time
 _LONGEST = 4000  # microseconds of sleep
 
-# i64 (ptr frame, i64 row, double work, i1 alone): runs the loop, gives the number of chunks. It
-# reads SLOTS, TOTAL (iterations), PARTIALS (KINDS words for each chunk), STOP (0), CHUNK, KINDS and
-# RECORD. ``row``: chunks of more than so many iterations are made of whole rows. ``work``: a guess
-# of the operations in all. ``alone``: only the calling thread takes part.
+# i1 (ptr frame, i64 chunks, i1 alone): runs the chunks; whether the function is to end, for a check
+# failed or a handler raised. It reads SLOTS, STOP (0), CHUNK, RECORD and WAITS. ``alone``: only the
+# calling thread takes part.
 RUN = "weft.run"
-# i64 (double work, i64 elements, i64 bytes): how a loop accumulates into arrays of so much. 0: by
-# atomic operations; 1: plainly, alone; more: that many chunks, each into copies of its own, whose
-# number depends on the sizes alone where there are threads to share the work.
-COPIES = "weft.copies"
 # i64 (): how many threads there are to share a loop.
 AVAILABLE = "weft.threads"
-# void (ptr slots, ptr frame, i64 begin, i64 end, ptr partial): what stands in CHUNK.
-EXPORTS = (RUN, COPIES, AVAILABLE, interrupt.DUE)
-DECLARATION = f"declare i64 @{RUN}(ptr, i64, double, i1)"
+# void (ptr slots, ptr frame, i64 number): what stands in CHUNK.
+# { i64, i64 } (i64 total, i64 row, double wished): see ``ir.chunks``.
+CUT = "weft.chunks"
+EXPORTS = (RUN, AVAILABLE, CUT, interrupt.DUE)
+DECLARATION = f"declare i1 @{RUN}(ptr, i64, i1)"
 
 # Without OpenMP there is one thread.
 _SERIAL = """
@@ -80,54 +70,28 @@ def _store(name: str, word: int, type: str = "i64") -> str:
 
 
 _RUN = f"""
-define i64 @{RUN}(ptr %frame, i64 %row, double %work, i1 %alone) nounwind {{
+define i1 @{RUN}(ptr %frame, i64 %chunks, i1 %alone) nounwind {{
 entry:
-  %shares = alloca [{(MAX_CHUNKS + 1) * _LINE} x i64], align 64
-  %ready = getelementptr i64, ptr %shares, i64 {_READY}
-  store i64 0, ptr %ready, align 8
+  %shares = alloca [{(chunks.MOST + 1) * _LINE} x i64], align 64
 {_load("slots", SLOTS, "ptr")}
-{_load("total", TOTAL)}
-{_load("partials", PARTIALS, "ptr")}
 {_load("chunk", CHUNK, "ptr")}
 {_load("record", RECORD, "ptr")}
-  %wished = fmul double %work, {1 / CHUNK_COST!r}
-  %limited = call double @llvm.minnum.f64(double %wished, double {MAX_CHUNKS}.0)
-  %count = fptosi double %limited to i64
-  %few = icmp slt i64 %count, 2
-  br i1 %few, label %one, label %cut
-cut:
-  %last = add i64 %total, -1
-  %raised = add i64 %last, %count
-  %even = udiv i64 %raised, %count
-  %long = icmp sgt i64 %even, 256
-  %line = select i1 %long, i64 64, i64 1  ; vectors of a chunk begin where lines do
-  %rows = icmp sgt i64 %even, %row
-  %unit = select i1 %rows, i64 %row, i64 %line
-  %below = add i64 %unit, -1
-  %above = add i64 %even, %below
-  %units = udiv i64 %above, %unit
-  %rounded = mul i64 %units, %unit
-  %size = call i64 @llvm.smax.i64(i64 %rounded, i64 1)
-  %reach = add i64 %last, %size
-  %chunks = udiv i64 %reach, %size
+  %failed = load i64, ptr %record, align 8
+  %fine = icmp eq i64 %failed, 0
+  %some = icmp sgt i64 %chunks, 0
+  %go = and i1 %some, %fine
+  br i1 %go, label %count, label %end
+count:
   %several = icmp sgt i64 %chunks, 1
   br i1 %several, label %share, label %one
 one:
-  %some = icmp sgt i64 %total, 0
-  %failed = load i64, ptr %record, align 8
-  %fine = icmp eq i64 %failed, 0
-  %go = and i1 %some, %fine
-  br i1 %go, label %run, label %skip
-run:
-  call void %chunk(ptr %slots, ptr %frame, i64 0, i64 %total, ptr %partials)
-  ret i64 1
-skip:
-  %none = zext i1 %some to i64
-  ret i64 %none
+  call void %chunk(ptr %slots, ptr %frame, i64 0)
+  br label %end
 share:
+  %ready = getelementptr i64, ptr %shares, i64 {_READY}
+  store i64 0, ptr %ready, align 8
 {_store("shares", SHARES, "ptr")}
 {_store("chunks", CHUNKS)}
-{_store("size", SIZE)}
   %threads.to = getelementptr i64, ptr %frame, i64 {THREADS}
   br i1 %alone, label %here, label %ask
 ask:
@@ -151,47 +115,55 @@ each:
 pool:
   %threads32 = trunc i64 %threads to i32
   call void @GOMP_parallel(ptr @weft.worker, ptr %frame, i32 %threads32, i32 0)
-  ret i64 %chunks
+  br label %end
 here:
   store i64 1, ptr %threads.to, align 8
   store i64 0, ptr %shares, align 8
   call void @weft.worker(ptr %frame)
-  ret i64 %chunks
+  br label %end
+end:
+{_load("stopped", STOP)}
+  %checked = load i64, ptr %record, align 8
+  %either = or i64 %stopped, %checked
+  %ended = icmp ne i64 %either, 0
+  ret i1 %ended
 }}
 """
 
-_COPIES = f"""
-define i64 @{COPIES}(double %work, i64 %elements, i64 %bytes) nounwind {{
+_CUT = f"""
+define {{ i64, i64 }} @{CUT}(i64 %total, i64 %row, double %wished) nounwind {{
 entry:
-  %wished = fmul double %work, {1 / CHUNK_COST!r}
-  %limited = call double @llvm.minnum.f64(double %wished, double {MOST_COPIES}.0)
-  %chunks = fptosi double %limited to i64
-  %one = icmp slt i64 %chunks, 2
-  br i1 %one, label %alone, label %several
-several:
-  %size = call i64 @llvm.smax.i64(i64 %bytes, i64 1)
-  %fit = udiv i64 {COPY_BYTES}, %size
-  %cost = uitofp i64 %elements to double
-  %each = fmul double %cost, {float(ELEMENT_COST)!r}
-  %pays = fdiv double %work, %each
-  %bounded = call double @llvm.minnum.f64(double %pays, double {MOST_COPIES}.0)
-  %paid = fptosi double %bounded to i64
-  %less = call i64 @llvm.smin.i64(i64 %fit, i64 %paid)
-  %count = call i64 @llvm.smin.i64(i64 %less, i64 %chunks)
-  %threads = call i64 @{AVAILABLE}()
-  %busy = call i64 @llvm.smin.i64(i64 %threads, i64 %chunks)
-  %wanted = call i64 @llvm.smax.i64(i64 %busy, i64 2)
-  %enough = icmp sge i64 %count, %wanted
-  br i1 %enough, label %private, label %other
-private:
-  ret i64 %count
-other:
-  %single = icmp slt i64 %threads, 2
-  br i1 %single, label %alone, label %atomic
-alone:
-  ret i64 1
-atomic:
-  ret i64 0
+  %limited = call double @llvm.minnum.f64(double %wished, double {chunks.MOST}.0)
+  %count = fptosi double %limited to i64
+  %few = icmp slt i64 %count, 2
+  br i1 %few, label %whole, label %cut
+whole:
+  %all = call i64 @llvm.smax.i64(i64 %total, i64 1)
+  %any = call i64 @llvm.smin.i64(i64 %total, i64 1)
+  br label %made
+cut:
+  %last = add i64 %total, -1
+  %raised = add i64 %last, %count
+  %even = udiv i64 %raised, %count
+  %long = icmp sgt i64 %even, {chunks.LONG}
+  %line = select i1 %long, i64 {chunks.LINE}, i64 1
+  %rows = icmp sgt i64 %even, %row
+  %some = call i64 @llvm.smax.i64(i64 %row, i64 1)
+  %unit = select i1 %rows, i64 %some, i64 %line
+  %below = add i64 %unit, -1
+  %above = add i64 %even, %below
+  %units = udiv i64 %above, %unit
+  %rounded = mul i64 %units, %unit
+  %least = call i64 @llvm.smax.i64(i64 %rounded, i64 1)
+  %reach = add i64 %last, %least
+  %chunks = udiv i64 %reach, %least
+  br label %made
+made:
+  %size = phi i64 [ %all, %whole ], [ %least, %cut ]
+  %number = phi i64 [ %any, %whole ], [ %chunks, %cut ]
+  %first = insertvalue {{ i64, i64 }} undef, i64 %size, 0
+  %both = insertvalue {{ i64, i64 }} %first, i64 %number, 1
+  ret {{ i64, i64 }} %both
 }}
 """
 
@@ -217,11 +189,7 @@ entry:
 {_load("shares", SHARES, "ptr")}
 {_load("threads", THREADS)}
 {_load("chunks", CHUNKS)}
-{_load("size", SIZE)}
-{_load("total", TOTAL)}
-{_load("partials", PARTIALS, "ptr")}
 {_load("chunk", CHUNK, "ptr")}
-{_load("kinds", KINDS)}
 {_load("record", RECORD, "ptr")}
   %stop = getelementptr i64, ptr %frame, i64 {STOP}
   %number32 = call i32 @omp_get_thread_num()
@@ -251,12 +219,7 @@ number_of:
   %mine = icmp slt i64 %taken, %end
   br i1 %mine, label %run, label %out
 run:
-  %from = mul i64 %taken, %size
-  %beyond = add i64 %from, %size
-  %to = call i64 @llvm.smin.i64(i64 %total, i64 %beyond)
-  %first = mul i64 %taken, %kinds
-  %partial = getelementptr i64, ptr %partials, i64 %first
-  call void %chunk(ptr %slots, ptr %frame, i64 %from, i64 %to, ptr %partial)
+  call void %chunk(ptr %slots, ptr %frame, i64 %taken)
   %due = call i1 @{interrupt.DUE}(ptr %asked, ptr %stop)
   br i1 %due, label %out, label %take
 out:
@@ -315,5 +278,5 @@ declare double @llvm.minnum.f64(double, double)
 
 def text(machine: CpuMachine, *, openmp: bool) -> str:
     """The module's LLVM IR."""
-    own = interrupt.timed(_RUN + _COPIES + _AVAILABLE + _WORKER + interrupt.TEXT, machine.clock)
+    own = interrupt.timed(_RUN + _CUT + _AVAILABLE + _WORKER + interrupt.TEXT, machine.clock)
     return own + (_OPENMP if openmp else _SERIAL)

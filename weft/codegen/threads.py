@@ -1,30 +1,27 @@
-"""Threads: a kernel as functions that share its iterations.
+"""Threads: a kernel as functions that share its chunks.
 
-A kernel becomes two LLVM functions. The *entry* computes the sizes, has ``pool`` run the chunks,
-and combines what they reduced. The *chunk* is a range of the flattened iteration space, run as a
-real nest of loops: only its two ends are taken apart by division. Between them stands the *body*,
-which hands the chunk its pointers as arguments, for only arguments can be told apart by LLVM.
+A kernel becomes an *entry*, and for each loop over chunks (``schedule.chunks``) two functions. The
+entry has ``pool`` run the chunks. A *chunk* is one iteration of that loop. Between them stands the
+*body*, which hands the chunk its pointers as arguments, for only arguments can be told apart by
+LLVM.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.codegen import pool, private
+from weft.codegen import pool
 from weft.codegen.arith import from_word, word
 from weft.codegen.cpu_target import CpuTarget
-from weft.codegen.emit import INDEX_BITS, Emitter, Module, View, llvm_type, symbol_of
-from weft.codegen.entry import Launch, combine_all
+from weft.codegen.emit import Emitter, Module, View, symbol_of
 from weft.codegen.interface import Slot
 from weft.codegen.interrupt import asks, clock
+from weft.codegen.lanes import parallel_loop
 from weft.codegen.lines import Lines
-from weft.codegen.llvm import emit_block, emit_op, loop
-from weft.ir.builder import identity
+from weft.codegen.llvm import emit_block, emit_op
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType
 from weft.ir.views import CheckRace, Parallel
-from weft.schedule.language import Schedule
-from weft.schedule.legal_cpu import outermost
 from weft.schedule.machine import CpuMachine
 
 
@@ -52,21 +49,19 @@ def argument_slots(function: Function) -> tuple[Slot, ...]:
 class CpuModule:
     """The LLVM module of one kernel while it is written."""
 
-    def __init__(self, function: Function, machine: CpuMachine, schedule: Schedule) -> None:
+    def __init__(self, function: Function, machine: CpuMachine) -> None:
         self.function = function
-        self.schedule = schedule
         self.cpu = CpuTarget(function, machine)
+        self.cpu.rules = {**CpuTarget.rules, "scf.parallel": self._parallel}
         self.module = Module(lines=Lines(function.span) if function.lined else None)
         self.symbol = symbol_of(function.name)
         self.slots = argument_slots(function)
         self.record = next(k for k, slot in enumerate(self.slots) if slot.kind == "record")
         self.memrefs = [v for v in function.args if isinstance(v.type, MemRefType)]
-        self.parallel = outermost(function)
-        self.split = function.body.ops.index(self.parallel) if self.parallel else 0
-        self.shared = _shared_values(function, self.parallel) if self.parallel else []
-        self.private = private.private_arrays(function, schedule)
+        ops = list(walk(function.body))
+        self.loops = [op for op in ops if "chunks" in op.attrs]
         # Runs (``passes/split_quotients.py``) are short: memcpy for each costs more than it saves.
-        runs = any("independent" in op.attrs for op in walk(function.body))
+        runs = any("independent" in op.attrs and "counts" not in op.attrs for op in ops)
         self.traits = self.module.attribute(
             'nounwind "prefer-vector-width"="512" "no-trapping-math"="true"'
             + (' "no-builtin-memcpy"' if runs else "")
@@ -74,10 +69,9 @@ class CpuModule:
 
     def emit(self) -> str:
         """The module's text."""
-        if self.parallel is not None:
-            for alone in (False, True) if self.private else (False,):
-                self._chunk(self.parallel, alone=alone)
-                self._body(alone=alone)
+        for number, op in enumerate(self.loops):
+            self._chunk(number, op)
+            self._body(number)
         self._entry()
         return str(self.module)
 
@@ -116,6 +110,8 @@ class CpuModule:
         """Ends a function that returns nothing, with the place where failed checks go."""
         e.jump(self.cpu.leave)
         e.start(self.cpu.leave)
+        for place in e.owned:
+            e.call_void("free", ("ptr", e.inst(f"load ptr, ptr {place}")))
         e.line("ret void")
         e.finish(f"{header} {self.traits}")
 
@@ -124,147 +120,106 @@ class CpuModule:
     def _entry(self) -> None:
         e = self._emitter()
         self._arguments(e)
-        ops = self.function.body.ops
-        for op in ops[: self.split]:
-            emit_op(e, op)
-        if self.parallel is not None:
-            work = next(op.operand for op in ops if op.name == "weft.work")
-            Launch(e, self.parallel, self.cpu, self.shared, self.private, work).emit()
-            self.split += 1
-        for op in ops[self.split :]:
-            emit_op(e, op)
+        inside = {op for loop in self.loops for op in walk(loop.body)}
+        if any("poll" in op.attrs for op in walk(self.function.body) if op not in inside):
+            stop = e.fresh("stop")
+            e.allocas += [f"{stop} = alloca i64", f"store i64 0, ptr {stop}"]
+            self.cpu.polls = clock(e, self.cpu.machine.clock, stop)
+        emit_block(e, self.function.body)
         self._finish(e, f"define void @{self.symbol}(ptr %slots)")
+
+    def _parallel(self, e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+        """A parallel loop: chunks of it are handed to the pool."""
+        if "chunks" not in op.attrs:
+            return parallel_loop(e, op, operands)
+        frame, count = e.fresh("frame"), e.name(Parallel(op).uppers[0])
+        captured = _captured(op, self.function)
+        e.allocas.append(f"{frame} = alloca [{pool.FIRST + len(captured)} x i64], align 64")
+        stop = e.place(frame, pool.STOP)
+        record = self.cpu.record if self.cpu.checks else stop
+        words = {
+            pool.SLOTS: ("ptr", "%slots"), pool.STOP: ("i64", "0"), pool.RECORD: ("ptr", record),
+            pool.CHUNK: ("ptr", f"@body{self.loops.index(op)}"),
+            pool.WAITS: ("i64", str(int(asks(op)))),
+        }  # fmt: skip
+        for k, value in enumerate(captured, pool.FIRST):
+            if isinstance(value.type, MemRefType):
+                words[k] = ("ptr", e.name(value))
+            else:
+                words[k] = ("i64", word(e, e.name(value), value.scalar))
+        for k, (ty, value) in words.items():
+            e.line(f"store {ty} {value}, ptr {e.place(frame, k)}")
+        e.declare(pool.DECLARATION)
+        alone = "true" if "alone" in op.attrs else "false"
+        failed = e.inst(f"call i1 @{pool.RUN}(ptr {frame}, i64 {count}, i1 {alone})")
+        on = e.label("ran")
+        e.branch(failed, self.cpu.leave, on)
+        e.start(on)
+        return ()
 
     # -- the body
 
-    def _body(self, *, alone: bool) -> None:
-        """What the pool calls: the chunk, with the tensors' memory. ``alone``: with copies of its
-        own, where there are some."""
+    def _body(self, number: int) -> None:
+        """What the pool calls: the chunk, with the tensors' memory."""
         e = self._emitter()
         pointers = [e.load_word("%slots", k, "ptr") for k in range(len(self.memrefs))]
-        if alone:
-            self._arguments(e, pointers)
-            own = private.cleared(e, self.private, "%partial")
-            pointers = [own.get(v, p) for v, p in zip(self.memrefs, pointers, strict=True)]
-        pairs = [("ptr", "%slots"), ("ptr", "%frame"), ("i64", "%begin"), ("i64", "%end"),
-                 ("ptr", "%partial"), *(("ptr", pointer) for pointer in pointers)]  # fmt: skip
-        suffix = ".plain" if alone else ""
-        e.line(f"call void @chunk{suffix}({', '.join(f'{t} {v}' for t, v in pairs)})")
+        pairs = [("ptr", "%slots"), ("ptr", "%frame"), ("i64", "%number"),
+                 *(("ptr", pointer) for pointer in pointers)]  # fmt: skip
+        e.line(f"call void @chunk{number}({', '.join(f'{t} {v}' for t, v in pairs)})")
         e.line("ret void")
-        arguments = "ptr %slots, ptr %frame, i64 %begin, i64 %end, ptr %partial"
-        e.finish(f"define internal void @body{suffix}({arguments}) {self.traits}")
+        arguments = "ptr %slots, ptr %frame, i64 %number"
+        e.finish(f"define internal void @body{number}({arguments}) {self.traits}")
 
     # -- the chunk
 
-    def _chunk(self, op: Op, *, alone: bool) -> None:
-        """A range of iterations. ``alone``: nobody else accumulates into private arrays."""
+    def _chunk(self, number: int, op: Op) -> None:
+        """One iteration of the loop over chunks."""
         e = self._emitter()
         pointers = [f"%m{k}" for k in range(len(self.memrefs))]
         self._arguments(e, pointers)
-        for value in self.private if alone else ():
-            e.views[value].parallel, e.views[value].private = False, True
-        dims = op.attrs["dims"]
-        trips = [e.load_word("%frame", pool.FIRST + k) for k in range(dims)]
-        e.line("%last = sub nsw i64 %end, 1")
-        self._bind_shared(e, pool.FIRST + dims)
+        self._bind_captured(e, op)
         if asks(op):
             stop = e.place("%frame", pool.STOP)
             self.cpu.polls = clock(e, self.cpu.machine.clock, stop)
-        firsts, lasts = _prefixes(e, "%begin", trips), _prefixes(e, "%last", trips)
-        body, kinds = op.body, op.attrs["kinds"]
-        types = [v.scalar for v in op.results]
-        names = [llvm_type(t) for t in types]
-        plain = not any(inner.regions and inner.name != "scf.if" for inner in walk(body))
-        group = self.module.node("!{}") if plain else ""
-
-        axes = Parallel(op).axes
-
-        def nest(depth: int, prefix: str, carried: list[str]) -> list[str]:
-            begin, end = firsts[depth], e.inst(f"add nsw i64 {lasts[depth]}, 1")
-            passed = "0"  # iterations of this depth in rows that come before this one
-            if depth:  # no branches on "first row?": LLVM would write the loops twice for them
-                passed = e.inst(f"mul nsw i64 {prefix}, {trips[depth]}")
-                begin = e.extreme("smax", "0", e.inst(f"sub nsw i64 {begin}, {passed}"))
-                end = e.extreme("smin", trips[depth], e.inst(f"sub nsw i64 {end}, {passed}"))
-
-            def inside(count: str, values: list[str]) -> list[str]:
-                value, (lower, _, step) = body.args[depth], axes[depth]
-                e.names[value] = self._index(e, value, count, lower, step)
-                if depth + 1 < dims:
-                    flat = e.inst(f"add nsw i64 {passed}, {count}") if depth else count
-                    return nest(depth + 1, flat, values)
-                e.groups = [group] if group else []
-                parts = emit_block(e, body)
-                e.groups = []
-                return combine_all(e, op, values, parts)
-
-            metadata = ""
-            if depth + 1 == dims and group:
-                accesses = self.module.node(f'!{{!"llvm.loop.parallel_accesses", {group}}}')
-                metadata = self.module.node(f"!{{{{self}}, {accesses}}}")
-            return loop(e, begin, end, "1", carried, names, inside, metadata=metadata)
-
-        neutral = [e.literal(identity(kind, t), t) for kind, t in zip(kinds, types, strict=True)]
-        results = nest(0, "", neutral)
-        for k, (value, t) in enumerate(zip(results, types, strict=True)):
-            e.line(f"store i64 {word(e, value, t)}, ptr {e.place('%partial', k)}")
+        e.names[op.body.args[0]] = "%number"
+        emit_block(e, op.body)
         alias = "noalias " if self.function.attrs.get("noalias") else ""
         memrefs = "".join(f", ptr {alias}{p}" for p in pointers)
-        own = "ptr noalias readonly %slots, ptr noalias readonly %frame, i64 %begin, i64 %end"
-        signature = f"@chunk{'.plain' if alone else ''}({own}, ptr noalias %partial{memrefs})"
-        self._finish(e, f"define internal void {signature} noinline")
+        own = "ptr noalias readonly %slots, ptr noalias readonly %frame, i64 %number"
+        self._finish(e, f"define internal void @chunk{number}({own}{memrefs}) noinline")
 
-    def _index(self, e: Emitter, value: Value, count: str, lower: Value, step: Value) -> str:
-        """The parallel index ``value`` at an iteration: lower + count * step."""
-        name = count
-        if e.constants.get(step) != 1:
-            name = e.inst(f"mul nsw i64 {name}, {e.name(step)}")
-        if e.constants.get(lower) != 0:
-            name = e.inst(f"add nsw i64 {name}, {e.name(lower)}")
-        if lower in e.bits:
-            e.bits[value] = INDEX_BITS
-        return name
-
-    def _bind_shared(self, e: Emitter, first: int) -> None:
+    def _bind_captured(self, e: Emitter, op: Op) -> None:
         """Binds what was computed before the loop: constants and sizes anew, the rest is loaded."""
-        shared = {value: first + k for k, value in enumerate(self.shared)}
-        for op in self.function.body.ops[: self.split]:
-            if op.name == "arith.constant" or (op.name == "memref.dim" and op.operand in e.views):
-                emit_op(e, op)
-                continue
-            for value in op.results:
-                if value not in shared:
-                    continue
-                if isinstance(value.type, MemRefType):
-                    assert value.type.shape is not None
-                    sizes = [str(n) for n in value.type.shape]
-                    pointer = e.load_word("%frame", shared[value], "ptr")
-                    e.views[value] = View(pointer, value.type, sizes, [])
-                else:
-                    e.names[value] = from_word(
-                        e, e.load_word("%frame", shared[value]), value.scalar
-                    )
+        for value in _free(op):
+            if value.op is not None and _is_cheap(value.op, self.function):
+                emit_op(e, value.op)
+        for k, value in enumerate(_captured(op, self.function), pool.FIRST):
+            if isinstance(value.type, MemRefType):
+                sizes = [str(n) for n in value.type.shape or ()]
+                e.views[value] = View(e.load_word("%frame", k, "ptr"), value.type, sizes, [])
+            else:
+                e.names[value] = from_word(e, e.load_word("%frame", k), value.scalar)
 
 
-def _shared_values(function: Function, parallel: Op) -> list[Value]:
-    """Values computed before the loop that its iterations use, in order of definition."""
-    used = set(parallel.operands)
-    for op in walk(parallel.body):
-        used.update(op.operands)
-    found = []
-    for op in function.body.ops:
-        if op is parallel:
-            break
-        if op.name == "memref.dim" and op.operand in function.args:
-            continue
-        if op.name != "arith.constant":
-            found += [v for v in op.results if v in used]
-    return found
+def _free(op: Op) -> list[Value]:
+    """Values that iterations of the loop ``op`` use, and that were computed outside of it."""
+    own, used = set[Value](), dict[Value, None]()
+    for inner in walk(op.body):
+        used |= dict.fromkeys(inner.operands)
+        own.update(inner.results)
+        for region in inner.regions:
+            own.update(region.args)
+    return [v for v in used if v not in own and v not in op.body.args]
 
 
-def _prefixes(e: Emitter, flat: str, trips: list[str]) -> list[str]:
-    """For each dimension: which row of that depth holds iteration ``flat``, counting all rows."""
-    found = [flat]
-    for trip in reversed(trips[1:]):
-        found.insert(0, e.inst(f"udiv i64 {found[0]}, {trip}"))
-    return found
+def _captured(op: Op, function: Function) -> list[Value]:
+    """Those of them that chunks are handed."""
+    return [
+        v for v in _free(op)
+        if v not in function.args and not (v.op is not None and _is_cheap(v.op, function))
+    ]  # fmt: skip
+
+
+def _is_cheap(op: Op, function: Function) -> bool:
+    """Whether a chunk computes the result of ``op`` itself."""
+    return op.name == "arith.constant" or (op.name == "memref.dim" and op.operand in function.args)

@@ -24,6 +24,7 @@ from weft.errors import (
     KernelTypeError,
     RaceError,
 )  # fmt: skip
+from weft.ir.chunks import chunks
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.ops import COMBINERS
 from weft.ir.scalar import SCALAR_RULES, bits_of, from_bits, literal, to_float, wrap
@@ -49,20 +50,21 @@ def run(
     order: str = "forward",
     seed: int = 0,
     watch: Watch | None = None,
+    threads: int = 1,
 ) -> None:
     """Runs ``function`` on ``args``: a numpy array for each memref, a number for each scalar.
 
     ``order`` is the order in which scf.parallel's iterations run: "forward", "reverse" or "random"
     (by ``seed``). With ``races``, two iterations of one scf.parallel that touch one element raise
     ``RaceError`` if one of them at least writes it non-atomically. ``watch`` is called after each
-    operation.
+    operation. ``threads``: how many there are said to be (``weft.threads``).
     Raises ``KernelIndexError`` for a subscript out of range, whether or not the function checks it,
     ``KernelAssertionError`` for a failing assertion, and ``KernelTypeError`` for arguments that do
     not fit.
     """
     if order not in ("forward", "reverse", "random"):
         raise ValueError(f"order is {order!r}, must be forward, reverse or random")
-    machine = Machine(races, order, random.Random(seed), watch)
+    machine = Machine(races, order, random.Random(seed), watch, threads)
     with np.errstate(all="ignore"):
         machine.block(function.body, checked(function, args))
 
@@ -80,12 +82,13 @@ class Machine:
     """The state of one run: values by SSA value, the parallel loops around this point."""
 
     def __init__(
-        self, races: bool, order: str, random: random.Random, watch: Watch | None = None
-    ) -> None:
+        self, races: bool, order: str, random: random.Random, watch: Watch | None = None,
+        threads: int = 1,
+    ) -> None:  # fmt: skip
         self.values: dict[Value, Any] = {}
         self.races = races
         self.order = order
-        self.watch = watch
+        self.watch, self.threads = watch, threads
         self.random = random
         self.loops: list[Touches] = []
         # Local arrays stay alive to the end: an address is never used for two of them.
@@ -251,18 +254,31 @@ def _narrowed(element: ScalarType, value: Any) -> Any:
     return to_float(value, element) if element.is_storage else value
 
 
+def _undefined(element: ScalarType) -> Any:
+    """What stands in memory of undefined contents: something that a test will notice."""
+    dtype = np.dtype(_NUMPY[element.name][0])
+    return _written(element, dtype, literal(_UNDEFINED[element.kind], element))
+
+
 def _alloca(m: Machine, op: Op, *sizes: int) -> Any:
     type = op.result.memref
     if op in m.shared:
         return m.shared[op]
-    # "contents undefined": something that a test will notice.
-    value = _written(type.element, np.dtype(_NUMPY[type.element.name][0]),
-                     literal(_UNDEFINED[type.element.kind], type.element))  # fmt: skip
-    array = np.full(sizes if type.shape is None else type.shape, value)
+    array = np.full(sizes if type.shape is None else type.shape, _undefined(type.element))
     m.locals.append(array)
     if type.space:
         m.shared[op] = array
     return array
+
+
+def _copies(m: Machine, op: Op, count: int, *arrays: Any) -> tuple[Any, ...]:
+    made = []
+    for array, value in zip(arrays, op.operands[1:], strict=True):
+        copies = np.empty((count if count > 1 else 0, *array.shape), array.dtype)
+        copies[...] = _undefined(value.memref.element)
+        m.locals.append(copies)
+        made.append(copies)
+    return (count, *made)
 
 
 def combine(kind: str, type: Type, a: Any, b: Any) -> Any:
@@ -421,6 +437,9 @@ RULES: dict[str, Callable[..., Any]] = {
     "weft.bounds": _bounds,
     "weft.check_race": _check_race,
     "weft.print": _print,
-    "weft.work": lambda m, op, amount: None,
-    "weft.threads": lambda m, op: 1,
+    "weft.chunks": lambda m, op, total, row, wished: chunks(total, row, float(wished)),
+    "weft.copies": _copies,
+    "weft.copy_of": lambda m, op, copies, k, array: copies[k] if len(copies) else array,
+    "weft.rows_follow": lambda m, op, *operands: False,
+    "weft.threads": lambda m, op: m.threads,
 }

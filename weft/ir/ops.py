@@ -244,10 +244,29 @@ _row(
     attrs=("kind", "words", "own", "against", "grouped"), pure=False,
 )  # fmt: skip
 _row(
-    "weft.work", "any", "",
-    "(an f64) in front of the outermost loop: some number of operations that it has, by which "
-    "threads share it; what a function computes does not depend on it",
+    "weft.chunks", "index index any", "?",
+    "(total, row, wished): how many iterations a chunk of a loop of `total` has, and the number of "
+    "chunks, where there should be `wished` (an f64) of them and long ones are whole rows of `row` "
+    "iterations (see chunks.py)",
+)  # fmt: skip
+_row(
+    "weft.copies", "index memref...", "?",
+    "(count, arrays), in front of chunks: if `count` is more than one, memory for so many copies "
+    "of each contiguous array, contents undefined. Gives the count, 0 if there is no memory, and "
+    "all copies of each array, to be taken by weft.copy_of",
     pure=False,
+)  # fmt: skip
+_row(
+    "weft.copy_of", "memref index memref", "?",
+    "(copies, k, array): copy k of the array, or the array itself where there are no copies",
+)  # fmt: skip
+_row(
+    "weft.rows_follow", "index index memref...", "i1",
+    "(trips of a loop over the axis before the last `behind`, their product with those of the "
+    "loops behind it, memrefs): true only if each row of that many elements begins where the one "
+    "before ends: the loop around may then be counted as one with this one. It may be false "
+    "always: the interpreter, which holds subscripts in their ranges, says so",
+    attrs=("behind",),
 )  # fmt: skip
 _row(
     "weft.threads", "", "index",

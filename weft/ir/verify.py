@@ -31,7 +31,9 @@ _CHECKS = {"weft.assert", "weft.bounds", "weft.check_race"}
 # What schedules tell code generation of an operation (``schedule.marks``): which ones have it, and
 # with what values.
 _MARKS: dict[str, tuple[set[str], Callable[[Any], bool]]] = {
-    "collapse": ({"scf.parallel", "scf.for"}, lambda value: value > 0),
+    "alone": ({"scf.parallel"}, lambda value: value is True),
+    "chunks": ({"scf.parallel"}, lambda value: value is True),
+    "counts": ({"scf.for"}, lambda value: value is True),
     "number": ({*_CHECKS, "weft.print"}, lambda value: isinstance(value, int) and value >= 0),
     "reassociate": (
         {"arith.addf", "arith.subf", "memref.atomic_rmw"}, lambda value: value is True,
@@ -344,6 +346,8 @@ def _parallel(c: _Checker, op: Op) -> None:
         fits = not kinds and dims == (2 if rows > 1 else dims) in (1, 2)
         c.check(op, fits, f"vectors are along one of 1 or 2 indices, and no sum: {dims}, {kinds}")
         c.check(op, copies % lanes == 0, f"{copies} iterations are no vectors of {lanes}")
+    if "chunks" in op.attrs:
+        c.check(op, dims == 1 and not kinds, f"chunks have one number and no sum: {dims}, {kinds}")
 
 
 def _for(c: _Checker, op: Op) -> None:
@@ -399,8 +403,24 @@ def _bounds(c: _Checker, op: Op) -> None:
     c.check(op, isinstance(op.attrs["axis"], int), "`axis` must be a number")
 
 
-def _work(c: _Checker, op: Op) -> None:
-    c.same_types(op, "the operations", op.operands, [f64])
+def _chunks(c: _Checker, op: Op) -> None:
+    c.same_types(op, "the wished chunks", op.operands[2:], [f64])
+    c.same_types(op, "the results", op.results, [index, index])
+
+
+def _copies(c: _Checker, op: Op) -> None:
+    arrays = [v.memref for v in op.operands[1:]]
+    for type in arrays:
+        c.check(op, type.layout == "contiguous" and type.shape is None, f"{type} is no tensor")
+    copies = [MemRefType(type.element, type.rank + 1, "strided") for type in arrays]
+    c.same_types(op, "the results", op.results, [index, *copies])
+
+
+def _copy_of(c: _Checker, op: Op) -> None:
+    copies, _, array = op.operands
+    made = copies.op
+    c.check(op, made is not None and made.name == "weft.copies", "has copies by weft.copies")
+    c.same_types(op, "the results", op.results, [array.type])
 
 
 def _check_race(c: _Checker, op: Op) -> None:
@@ -463,5 +483,7 @@ _RULES: dict[str, Rule] = {
     "weft.bounds": _bounds,
     "weft.check_race": _check_race,
     "weft.print": _print,
-    "weft.work": _work,
+    "weft.chunks": _chunks,
+    "weft.copies": _copies,
+    "weft.copy_of": _copy_of,
 }

@@ -280,6 +280,35 @@ class CheckRace(View):
         return listed[1], listed[2 : 2 + self.rank], listed[2:]
 
 
+class RowsFollow(View):
+    """``weft.rows_follow``."""
+
+    __slots__ = ()
+
+    @property
+    def memrefs(self) -> list[Value]:
+        return self.op.operands[2:]
+
+
+class Copies(View):
+    """``weft.copies``."""
+
+    __slots__ = ()
+
+    @property
+    def rows(self) -> list[tuple[Value, Value]]:
+        """Each array, with its copies."""
+        return list(zip(self.op.operands[1:], self.op.results[1:], strict=True))
+
+
+class CopyOf(View):
+    """``weft.copy_of``."""
+
+    __slots__ = ()
+
+    array = _Operand(2)
+
+
 def reported(op: Op) -> list[Value]:
     """The values that ``op``, a check, gives to the error where it fails."""
     return op.operands if op.name == "weft.bounds" else op.operands[1:]

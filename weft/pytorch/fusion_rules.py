@@ -159,8 +159,10 @@ OPAQUE: dict[str, str] = {
     "weft.print": "it prints",
     **dict.fromkeys(("gpu.thread_id", "gpu.block_id", "gpu.block_dim", "gpu.grid_dim",
                      "gpu.barrier", "gpu.shuffle"), _GRID),
-    "weft.work": "it is made by schedules, which Inductor has its own of",
-    "weft.threads": "it is made by schedules, which Inductor has its own of",
+    **dict.fromkeys(
+        ("weft.chunks", "weft.copies", "weft.copy_of", "weft.rows_follow", "weft.threads"),
+        "it is made by schedules, which Inductor has its own of",
+    ),
 }  # fmt: skip
 
 # Where Inductor's C++ has a function of its own that loses digits, and the sign of zero.

@@ -30,6 +30,7 @@ from weft.runtime.inspection import visited
 from weft.runtime.launch import Launcher
 from weft.runtime.tuned import records
 from weft.schedule import default_cpu
+from weft.schedule.apply_cpu import transformed
 from weft.schedule.choose import alignments, candidate, choose, fitted
 from weft.schedule.cost import Work
 from weft.schedule.grid import THREADS, Dims
@@ -290,8 +291,8 @@ class _Call:
         def counted(function: Function, schedule: Schedule) -> int | None:
             if only(schedule, Vectorize) is not None:
                 return None
-            made = cpu.scheduled(function, schedule, host_cpu())
-            return self._accessed(made.function, schedule)
+            made, _ = transformed(function, schedule, host_cpu())
+            return self._accessed(made, schedule)
 
         rows = []
         for k, (function, schedule) in enumerate(forms):

@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 from weft.ir.builder import annotated
-from weft.ir.core import Function
+from weft.ir.core import Function, Op
+from weft.schedule.chunks import chunks
 from weft.schedule.collapse import collapsed
-from weft.schedule.language import Schedule, UnrollJam, Vectorize, only, show
+from weft.schedule.copies import copies
+from weft.schedule.language import Privatize, Schedule, UnrollJam, Vectorize, only, several, show
+from weft.schedule.legal import accumulated
 from weft.schedule.legal_cpu import outermost
 from weft.schedule.listener import Listener, ignored
 from weft.schedule.machine import CpuMachine
 from weft.schedule.marks import numbered, polled, reassociated
-from weft.schedule.nest import axes_of
+from weft.schedule.nest import LoopNest, axes_of
 from weft.schedule.own import OwnStep
 from weft.schedule.register_tile import register_tile
 from weft.schedule.unroll_jam import unroll_jam
-from weft.schedule.work import with_work
 
 
 def apply_cpu(
     function: Function, schedule: Schedule, machine: CpuMachine, listener: Listener = ignored
 ) -> Function:
-    """``function`` after the steps of ``schedule``, which it allows. ``listener`` is told of each
-    step that rewrites it, and what came of it."""
+    """``function`` after the steps of ``schedule``, which it allows, shared by threads.
+    ``listener`` is told of each step that rewrites it, and what came of it."""
+    function, parallel = transformed(function, schedule, machine, listener)
+    if parallel is not None:
+        function = _shared(function, parallel, schedule)
+        listener(show(several(schedule, Privatize)) or "chunks", function)
+    function = collapsed(function)
+    return annotated(function, numbered(function))
+
+
+def transformed(
+    function: Function, schedule: Schedule, machine: CpuMachine, listener: Listener = ignored
+) -> tuple[Function, Op | None]:
+    """``function`` after the steps of ``schedule`` that change its loops, and the outermost one,
+    which threads are to share."""
     parallel = outermost(function)
     axes = axes_of(parallel) if parallel is not None else ()
     tile = only(schedule, Vectorize)
@@ -37,9 +52,15 @@ def apply_cpu(
         else:
             continue
         listener(show([step]), function)
-    if parallel is not None:
-        function = with_work(function, parallel)
-    parallel = outermost(function)
     polls = polled(parallel) if parallel is not None else {}
-    rows = collapsed(function, parallel)
-    return annotated(function, numbered(function), reassociated(function), polls, rows)
+    function = annotated(function, reassociated(function), polls)
+    return function, outermost(function)
+
+
+def _shared(function: Function, parallel: Op, schedule: Schedule) -> Function:
+    """``function``, in which threads share ``parallel``."""
+    nest, steps = LoopNest(function, parallel), several(schedule, Privatize)
+    if not steps:
+        return chunks(function, parallel)
+    places = {nest.arrays.index(step.array): str(accumulated(nest, step)) for step in steps}
+    return copies(function, parallel, places)

@@ -4,28 +4,85 @@ Where rows lie behind each other in memory, and a loop over ``j`` and ``k`` uses
 subscripts ``[..., j + s, k]``, element (j, k) of every access is n * j + k elements from the first:
 the loop may run with j = 0 alone and k up to the product of both lengths. That makes one long loop
 of many short ones (the channels of an image). It pays wherever the lengths agree, which is known at
-run time only: loops get the attribute `collapse`, and their code asks.
+run time only: ``weft.rows_follow`` asks, and gives the loops their bounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
-from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.builder import Rewriter
+from weft.ir.core import Block, Function, Op, Value, below, walk
 from weft.ir.views import For, Parallel, is_constant, memory
 
 _ADDITIVE = ("arith.addi", "arith.subi")
 _ACCESSES = ("memref.load", "memref.store", "memref.atomic_rmw")
 
 
-def collapsed(function: Function, parallel: Op | None) -> Mapping[Op, Mapping[str, int]]:
-    """For each loop: how many of the loops inside of it may be counted as one with the one around
-    them, the innermost first; of the ``parallel`` loop, indices."""
-    found = {op: {"collapse": 1} for op in walk(function.body) if op.name == "scf.for"
-             and _over_runs(op)}  # fmt: skip
-    if parallel is not None and (depth := _depth(parallel)):
-        found[parallel] = {"collapse": depth}
+def collapsed(function: Function) -> Function:
+    """``function``, in which loops over rows that follow each other run over all of these at once,
+    where they do."""
+    loops = list(walk(function.body))
+    lanes = {inner for op in loops if "vector" in op.attrs for inner in below(op)}
+    found = {op for op in loops if op.name == "scf.for" and op not in lanes and _over_runs(op)}
+    return _Collapsed(found).function(function) if found else function
+
+
+class _Collapsed(Rewriter):
+    def __init__(self, found: set[Op]) -> None:
+        super().__init__(None, self._around)
+        self.found = found
+        self.longer: dict[Op, Value] = {}  # upper bounds of loops that run on into what follows
+
+    def _around(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+        if op in self.longer:
+            self._rebuilt(op, self.longer[op])
+            return ()
+        inner = nested(op) if op in self.found else None
+        if inner is None:
+            return None
+        lower, upper, _step = map(self.lookup, For(op).bounds)
+        trips = self.lookup(For(inner).upper)
+        follow = _follow(self, accessed(op.body, For(inner).index), 0, trips, trips)
+        filled = self.op("arith.cmpi", lower, upper, predicate="slt")
+        same = self.op("arith.andi", filled, follow)
+        rows = self.op("arith.subi", upper, lower, overflow="nsw")
+        every = self.op("arith.muli", rows, trips, overflow="nsw")
+        self.longer[inner] = self.op("arith.select", same, every, trips)
+        first = self.op("arith.addi", lower, self.index(1), overflow="nsw")
+        self._rebuilt(op, self.op("arith.select", same, first, upper))
+        return ()
+
+    def _rebuilt(self, op: Op, upper: Value) -> None:
+        """``op``, which carries nothing, up to ``upper``."""
+        lower, _, step = map(self.lookup, For(op).bounds)
+        made = self.for_(lower, upper, step, **op.attrs)
+        self.region(op.body, made.body)
+
+
+def counted_as_one(build: Rewriter, parallel: Op, trips: Sequence[Value]) -> list[Value]:
+    """``trips`` of the loop ``parallel``, which ``build`` is about to rebuild: neighbouring indices
+    whose rows follow each other are counted as one, the inner of them."""
+    found, deeper = list(trips), trips[-1]
+    allowed: Value | None = None
+    for behind in range(_depth(parallel)):
+        axis = len(found) - 2 - behind
+        memrefs = accessed(parallel.body, parallel.body.args[axis + 1])
+        follow = _follow(build, memrefs, behind, trips[axis + 1], deeper)
+        allowed = follow if allowed is None else build.op("arith.andi", allowed, follow)
+        deeper = build.op("arith.muli", deeper, trips[axis], overflow="nsw")
+        found[axis] = build.op("arith.select", allowed, build.index(1), trips[axis])
+        found[-1] = build.op("arith.select", allowed, deeper, found[-1])
     return found
+
+
+def _follow(
+    build: Rewriter, memrefs: Sequence[Value], behind: int, trips: Value, deeper: Value
+) -> Value:
+    """Whether rows of ``memrefs`` follow each other (see ``rows``). ``trips``: iterations of the
+    inner loop; ``deeper``: their product with those of the loops behind it."""
+    arrays = map(build.lookup, memrefs)
+    return build.op("weft.rows_follow", trips, deeper, *arrays, behind=behind)
 
 
 def _over_runs(op: Op) -> bool:

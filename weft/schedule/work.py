@@ -1,7 +1,7 @@
 """How much work a loop is, for those who share it: a guess of its operations.
 
 Bounds of loops inside are those of the iteration in the middle. The guess is computed in front of
-the loop, and handed over by ``weft.work``.
+the loop.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import reduce
 
 from weft.ir.builder import Rewriter
-from weft.ir.core import Block, Function, Op, Value
+from weft.ir.core import Block, Op, Value
 from weft.ir.ops import OPS
 from weft.ir.types import f64, i64, index
 from weft.ir.views import If, Parallel, loop_of
@@ -19,18 +19,14 @@ from weft.schedule.cost import UNKNOWN_TRIPS
 _DEAR = 8.0  # operations that one of these is
 
 
-def with_work(function: Function, parallel: Op) -> Function:
-    """``function`` with ``weft.work`` in front of ``parallel``."""
-
-    def guessed(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
-        if op is parallel:
-            rewriter.do("weft.work", _Guess(rewriter).of(op))
-            made = rewriter.append(rewriter.copy(op))
-            rewriter.region(op.body, made.body)
-            return made.results
-        return None
-
-    return Rewriter(None, guessed).function(function)
+def work(build: Rewriter, parallel: Op, trips: Sequence[Value]) -> Value:
+    """The operations, an f64, of the loop ``parallel``, which ``build`` is about to rebuild: it has
+    ``trips`` iterations along its axes."""
+    one = build.constant(1, index)
+    middle = (build.op("arith.shrsi", trip, one) for trip in trips)
+    build.replacement.update(zip(Parallel(parallel).indices, middle, strict=True))
+    guess = _Guess(build)
+    return build.op("arith.mulf", guess.product(trips), guess.block(parallel.body))
 
 
 class _Guess:
@@ -38,14 +34,6 @@ class _Guess:
 
     def __init__(self, build: Rewriter) -> None:
         self.build = build
-
-    def of(self, parallel: Op) -> Value:
-        build, loop = self.build, Parallel(parallel)
-        trips = [build.trip_count(*map(build.lookup, bounds)) for bounds in loop.axes]
-        one = build.constant(1, index)
-        middle = (build.op("arith.shrsi", trip, one) for trip in trips)
-        build.replacement.update(zip(loop.indices, middle, strict=True))
-        return build.op("arith.mulf", self.product(trips), self.block(parallel.body))
 
     def block(self, block: Block) -> Value:
         """The operations of a block."""

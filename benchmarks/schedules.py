@@ -58,11 +58,14 @@ TEXTS = (
     Text("brick_wall", "cuda", "vectorize(col, 4, 8, stride=32, divisible=True)"),
     Text("causal_conv", "cpu", "", same_bits=False),
     Text("causal_conv", "cpu", "vectorize(t, 8)"),
+    Text("causal_conv", "cpu", "vectorize(t, 8, 32)"),
     Text("causal_conv", "cpu", "unroll_jam(b, 4); vectorize(t, 8, 32)"),
+    Text("causal_conv", "cpu", "unroll_jam(b, 8); vectorize(t, 8, 16)"),
     Text("softmax", "cpu", ""),
     Text("softmax", "cpu", "unroll_jam(i, 2)", same_bits=False),
     Text("brick_wall", "cpu", ""),
     Text("brick_wall", "cpu", "unroll_jam(row, 2)"),
+    Text("brick_wall", "cpu", "vectorize(col, 8, 32)"),
 )
 
 

@@ -192,7 +192,7 @@ SECOND_WRITTEN = (
 
 
 OTHER_SETS = {
-    "schedule/legal.py": "which arrays plain stores go to: what may stream past the caches",
+    "schedule/nest.py": "which arrays plain stores go to: what may stream past the caches",
 }
 
 

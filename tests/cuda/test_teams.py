@@ -14,8 +14,8 @@ from examples import causal_conv, gallery, layer_norm, softmax
 from tests.cuda.emulator import EmulatedCall
 from tests.cuda.test_emulated import same
 from weft import compiler
-from weft.codegen.cuda import outermost
 from weft.schedule import grid
+from weft.schedule.apply_cuda import outermost
 from weft.schedule.cooperative_loops import Team, find
 from weft.schedule.default_cuda import picks
 from weft.schedule.language import Cooperate, only

@@ -13,7 +13,7 @@ from weft.codegen import cuda
 from weft.codegen.machine import host_cpu
 from weft.errors import ScheduleError
 from weft.ir.core import Function
-from weft.schedule import default_cpu, legal_cpu
+from weft.schedule import apply_cuda, default_cpu, legal_cpu
 from weft.schedule.nest import LoopNest
 from weft.tools.cross import lowered_loops
 
@@ -95,7 +95,7 @@ def loops_of(kernel: weft.Kernel, tensors: list[torch.Tensor], *rest: Any) -> li
 
 def for_cuda(random: Random, function: Function) -> str | None:
     """A text that the loop allows; None where none was found."""
-    parallel = cuda.outermost(function)
+    parallel = apply_cuda.outermost(function)
     if parallel is None:
         return None
     nest = LoopNest(function, parallel)
@@ -124,6 +124,8 @@ def for_cpu(random: Random, function: Function) -> str | None:
             f"unroll_jam({random.choice(axes)}, 2, stride={random.randint(1, 5)})",
         ]
         steps += [f"privatize({name})" for name in nest.tensors]
+        if nest.stored:
+            steps.append(f"{steps[1]}; streaming_stores(({', '.join(nest.stored)}))")
         text = "; ".join(random.sample(steps, random.choice((1, 1, 2))))
         if legal_cpu.allows(function, default_cpu.completed(text), host_cpu()):
             return text

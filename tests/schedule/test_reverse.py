@@ -18,6 +18,7 @@ from weft.ir.core import walk
 from weft.ir.verify import verify
 from weft.ir.views import For
 from weft.options import Options
+from weft.schedule import apply_cuda
 from weft.schedule.language import Reverse, parse, several, show
 from weft.schedule.reverse import reverse
 from weft.tools.cross import gradient_loops, lowered_loops
@@ -26,7 +27,7 @@ from weft.tools.cross import gradient_loops, lowered_loops
 def test_turns_are_counted_from_the_end() -> None:
     (function,) = lowered_loops(causal_conv, torch.zeros(3, 9), torch.zeros(2, 3, 9), 0.1)
     function = optimize(function)
-    parallel = cuda.outermost(function)
+    parallel = apply_cuda.outermost(function)
     assert parallel is not None
     (loop,) = (op for op in walk(parallel.body) if op.name == "scf.for")
     made, after = reverse(function, parallel, [loop])

@@ -13,10 +13,9 @@ import weft
 from benchmarks.recurrences import mapped, summed
 from tests.cuda.emulator import EmulatedCall, emulated
 from weft import compiler
-from weft.codegen import cuda
 from weft.errors import ScheduleError
 from weft.ir.core import walk
-from weft.schedule import grid
+from weft.schedule import apply_cuda, grid
 from weft.schedule.language import Scan, only, parse, show
 from weft.schedule.recurrences import Recurrences, recurrences
 from weft.tools.cross import lowered_loops
@@ -152,7 +151,7 @@ def loop_of(function: Callable[..., Any]) -> Any:
     given = torch.empty(3, 9, device="meta"), torch.empty(3, 9, device="meta")
     (loop,) = lowered_loops(weft.kernel(function), *given)
     made = compiler.optimize(loop)
-    parallel = cuda.outermost(made)
+    parallel = apply_cuda.outermost(made)
     assert parallel is not None
     return next(op for op in walk(parallel.body) if op.name == "scf.for")
 

@@ -20,6 +20,7 @@ from tests.fuzz.schedules import loops_of
 from weft.codegen import cuda
 from weft.errors import ScheduleError
 from weft.ir.core import Function, Op
+from weft.schedule import apply_cuda
 from weft.schedule.language import Align, Stage, only, parse, several, show
 from weft.schedule.nest import loops_of as serial_of
 from weft.schedule.stage import rows_of
@@ -55,7 +56,7 @@ def inputs(time: int, size: int, width: int) -> list[Any]:
 def lowered(kernel: weft.Kernel, *args: Any) -> tuple[Function, Op]:
     (function,) = loops_of(kernel, list(args))
     function.attrs["noalias"] = True
-    parallel = cuda.outermost(function)
+    parallel = apply_cuda.outermost(function)
     assert parallel is not None
     return function, parallel
 
@@ -326,7 +327,7 @@ def test_random_kernels(seed: int) -> None:
     ) -> Any:
         made = weft.kernel(strict_math=options["strict_math"])(kernel.function)
         (function,) = loops_of(made, tensors, *rest)
-        parallel = cuda.outermost(function)
+        parallel = apply_cuda.outermost(function)
         assert parallel is not None
         inner = ", ".join(name for name in serial_of(parallel) if name[0] == "j")
         text = f"stage(t, {random.choice((2, 4, 16))}, {random.choice((32, 64))})"

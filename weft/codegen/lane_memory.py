@@ -166,9 +166,30 @@ class LaneMemory:
                 value = v.reverse(value, memory_type(element))
                 mask = mask and v.reverse(mask, "i1")
             if mask is None:
-                self.e.line(f"store {kind} {value}, ptr {pointer}, align {element.bytes}")
+                self.store_vector(op, f"{kind} {value}", pointer)
                 continue
             self.e.call_void(
                 self.masked("store", memory_type(element)), (kind, value), ("ptr", pointer),
                 ("i32", str(element.bytes)), (v.bits, mask),
             )  # fmt: skip
+
+    def store_vector(self, op: Op, value: str, pointer: str) -> None:
+        """Stores a vector at once. Only whole ones stream, where such a one may begin: others are
+        stored as usual."""
+        e, bytes = self.e, memory(op)[0].memref.element.bytes
+        usual = f"store {value}, ptr {pointer}, align {bytes}"
+        if "streaming" not in op.attrs:
+            e.line(usual)
+            return
+        whole = bytes * self.v.width
+        past = e.inst(f"and i64 {e.inst(f'ptrtoint ptr {pointer} to i64')}, {whole - 1}")
+        begins, off, on = e.label("streams"), e.label("usual"), e.label("stored")
+        e.branch(e.inst(f"icmp eq i64 {past}, 0"), begins, off)
+        e.start(begins)
+        hint = e.module.node("!{i32 1}")
+        e.line(f"store {value}, ptr {pointer}, align {whole}, !nontemporal {hint}")
+        e.jump(on)
+        e.start(off)
+        e.line(usual)
+        e.jump(on)
+        e.start(on)

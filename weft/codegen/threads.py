@@ -186,6 +186,8 @@ class CpuModule:
         alias = "noalias " if self.function.attrs.get("noalias") else ""
         memrefs = "".join(f", ptr {alias}{p}" for p in pointers)
         own = "ptr noalias readonly %slots, ptr noalias readonly %frame, i64 %number"
+        if any("streaming" in inner.attrs for inner in walk(op.body)):
+            e.call_void("llvm.x86.sse.sfence")  # other threads see what streamed
         self._finish(e, f"define internal void @chunk{number}({own}{memrefs}) noinline")
 
     def _bind_captured(self, e: Emitter, op: Op) -> None:

@@ -39,6 +39,7 @@ _MARKS: dict[str, tuple[set[str], Callable[[Any], bool]]] = {
         {"arith.addf", "arith.subf", "memref.atomic_rmw"}, lambda value: value is True,
     ),
     "poll": ({"scf.for", "scf.while"}, lambda value: value > 0 and value & (value - 1) == 0),
+    "streaming": ({"memref.store"}, lambda value: value is True),
     "strips": ({"scf.for"}, lambda value: value > 0),
     "warp_aggregate": ({"memref.atomic_rmw"}, lambda value: value is True),
 }  # fmt: skip

@@ -29,7 +29,7 @@ from weft.runtime.function import CompiledFunction, packed
 from weft.runtime.inspection import visited
 from weft.runtime.launch import Launcher
 from weft.runtime.tuned import records
-from weft.schedule import default_cpu
+from weft.schedule import apply_cuda, default_cpu
 from weft.schedule.apply_cpu import transformed
 from weft.schedule.choose import alignments, candidate, choose, fitted
 from weft.schedule.cost import Work
@@ -271,7 +271,7 @@ class _Call:
         numbers, shapes = given(function, self.values)
         work = Work(shapes, {a: n for a, n in numbers.items() if isinstance(a, Value)})
         found = work.block(function.body, 1.0)
-        parallel = cuda.outermost(function)
+        parallel = apply_cuda.outermost(function)
         if parallel is not None and only(schedule, KeepRow) is not None:
             rows = find(parallel, shared(parallel), keep=True)
             found -= rows.spared(work.times) if rows is not None else 0.0

@@ -7,12 +7,21 @@ from weft.ir.core import Function, Op
 from weft.schedule.chunks import chunks
 from weft.schedule.collapse import collapsed
 from weft.schedule.copies import copies
-from weft.schedule.language import Privatize, Schedule, UnrollJam, Vectorize, only, several, show
+from weft.schedule.language import (
+    Privatize,
+    Schedule,
+    StreamingStores,
+    UnrollJam,
+    Vectorize,
+    only,
+    several,
+    show,
+)
 from weft.schedule.legal import accumulated
 from weft.schedule.legal_cpu import outermost
 from weft.schedule.listener import Listener, ignored
 from weft.schedule.machine import CpuMachine
-from weft.schedule.marks import numbered, polled, reassociated
+from weft.schedule.marks import numbered, polled, reassociated, streamed
 from weft.schedule.nest import LoopNest, axes_of
 from weft.schedule.own import OwnStep
 from weft.schedule.register_tile import register_tile
@@ -52,8 +61,10 @@ def transformed(
         else:
             continue
         listener(show([step]), function)
-    polls = polled(parallel) if parallel is not None else {}
-    function = annotated(function, reassociated(function), polls)
+    last = [reassociated(function), polled(parallel) if parallel is not None else {}]
+    if only(schedule, StreamingStores) is not None:
+        last.append(streamed(function))
+    function = annotated(function, *last)
     return function, outermost(function)
 
 

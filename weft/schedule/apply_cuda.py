@@ -33,6 +33,7 @@ from weft.schedule.language import (
     SharedArrays,
     SplitReduction,
     Stage,
+    StreamingStores,
     StripMine,
     Unroll,
     UnrollJam,
@@ -44,7 +45,7 @@ from weft.schedule.language import (
 )
 from weft.schedule.launch_bounds import LaunchBounds, launch_bounds
 from weft.schedule.listener import Listener, ignored, tell
-from weft.schedule.marks import aggregated, numbered, reassociated
+from weft.schedule.marks import aggregated, numbered, reassociated, streamed
 from weft.schedule.nest import LoopNest, arrays_of, axes_of, loops_of
 from weft.schedule.own import OwnStep
 from weft.schedule.prefetch import serial_steps
@@ -116,6 +117,8 @@ def apply_cuda(
     last = [reassociated(function)]
     if parallel is not None and only(schedule, Cooperate) is None:
         last.append(aggregated(parallel, Parallel(parallel).indices[order[0]]))
+    if only(schedule, StreamingStores) is not None:
+        last.append(streamed(function))
     place = function.body.ops.index(parallel) if parallel is not None else -1
     function = annotated(function, *last)
     parallel = function.body.ops[place] if parallel is not None else None

@@ -180,15 +180,11 @@ def picks(function: Function, parallel: Op) -> Picks:
 
 
 def candidates(
-    loop: LoopNest | None, nest: Nest, found: Picks | None, team: Team | None,
-    divisible: Divisible | None, step_of: Callable[[Value], int],
+    loop: LoopNest, nest: Nest, found: Picks, team: Team | None, divisible: Divisible | None,
+    step_of: Callable[[Value], int],
 ) -> Iterator[Candidate]:  # fmt: skip
     """All forms that calls may take, those that a call prefers first. ``step_of``: of the nest's
     program."""
-    if loop is None or found is None:
-        yield Candidate((Fits32(),), (IndexWidth(32),))
-        yield Candidate((), ())
-        return
     parallel = loop.parallel
     by_row: Iterable[Form] = ()
     if team is not None and team.scans:

@@ -14,7 +14,7 @@ from typing import Any
 from weft.errors import ScheduleError
 from weft.ir.core import Op, walk
 from weft.ir.types import f32, i1, i8, i16
-from weft.ir.views import For, Parallel, is_constant, memory
+from weft.ir.views import For, Parallel, is_constant
 from weft.ir.writes import loaded
 from weft.schedule.grid import WARP
 from weft.schedule.language import (
@@ -237,16 +237,12 @@ def _cover(nest: LoopNest, step: Cover, schedule: Schedule) -> Refusal | None:
 
 
 def _streaming(nest: LoopNest, step: StreamingStores, schedule: Schedule) -> Refusal | None:
-    body = list(walk(nest.parallel.body))
-    stored = {memory(op)[0] for op in body if op.name == "memref.store"}
-    pairs = zip(nest.arrays, nest.function.args, strict=True)
-    names = tuple(name for name, arg in pairs if arg in stored)
-    if not names:
+    if not nest.stored:
         return Refusal("the loop stores nothing", None, "leave it out")
-    if {*step.arrays} != {*names}:
-        text = show([StreamingStores(names)])
+    if {*step.arrays} != {*nest.stored}:
+        text = show([StreamingStores(nest.stored)])
         return Refusal("all stores of a loop stream, or none", None, f"write {text}")
-    if stored & loaded(body):
+    if {*map(nest.array, nest.stored)} & loaded(walk(nest.parallel.body)):
         return Refusal("the loop reads what it stores", None, "leave it out")
     return None
 

@@ -20,6 +20,7 @@ from weft.schedule.language import (
     Privatize,
     Schedule,
     Step,
+    StreamingStores,
     UnrollJam,
     Vectorize,
     only,
@@ -76,14 +77,15 @@ def rules(machine: CpuMachine) -> dict[type[Any], Rule]:
     """The rule of each step."""
     return {
         **dict.fromkeys(STEPS, _no_step), UnrollJam: _unroll_jam, Privatize: _privatize,
-        Vectorize: partial(_vectorize, machine),
+        Vectorize: partial(_vectorize, machine), StreamingStores: _streaming,
     }  # fmt: skip
 
 
 def _no_step(nest: LoopNest, step: Step, schedule: Schedule) -> Refusal:
     return Refusal(
-        "it is no step for a CPU", None, "write unroll_jam(...), vectorize(...) or privatize(...)"
-    )
+        "it is no step for a CPU", None,
+        "write unroll_jam(...), vectorize(...), privatize(...) or streaming_stores(...)",
+    )  # fmt: skip
 
 
 def _neighbours(nest: LoopNest, step: UnrollJam | Vectorize, schedule: Schedule) -> Refusal | None:
@@ -142,6 +144,12 @@ def _privatize(nest: LoopNest, step: Privatize, schedule: Schedule) -> Refusal |
     if not function.attrs.get("noalias"):
         return Refusal(_OVERLAP)
     return beside(step, schedule, Vectorize)
+
+
+def _streaming(nest: LoopNest, step: StreamingStores, schedule: Schedule) -> Refusal | None:
+    if only(schedule, Vectorize) is None:
+        return Refusal("whole vectors stream", None, "write vectorize(...) as well")
+    return legal.RULES[StreamingStores](nest, step, schedule)
 
 
 def is_access(op: Op) -> bool:

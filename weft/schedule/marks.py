@@ -2,9 +2,9 @@
 
 ``number``: which check or print of the function it is, copies of one alike. ``reassociate``: a sum
 may be taken in any order. ``warp_aggregate``: of an atomic addition, lanes of a whole warp that
-come to it at once first add up what they have. ``poll``: a loop asks in one of so many iterations
-whether it has to end; ``strips``: between strips of so many. None of them changes what an operation
-means.
+come to it at once first add up what they have. ``streaming``: what a store writes makes way first
+in the caches. ``poll``: a loop asks in one of so many iterations whether it has to end; ``strips``:
+between strips of so many. None of them changes what an operation means.
 """
 
 from __future__ import annotations
@@ -55,6 +55,12 @@ def aggregated(parallel: Op, x: Value) -> Notes:
         op: {"warp_aggregate": True} for op in found
         if along.uniform(*memory(op)[1]) and op.result not in used
     }  # fmt: skip
+
+
+def streamed(function: Function) -> Notes:
+    """The stores to arguments."""
+    stores = (op for op in walk(function.body) if op.name == "memref.store")
+    return {op: {"streaming": True} for op in stores if memory(op)[0] in function.args}
 
 
 def polled(parallel: Op) -> Notes:

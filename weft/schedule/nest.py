@@ -9,7 +9,7 @@ from weft.errors import Span
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType
-from weft.ir.views import For, Parallel, is_constant
+from weft.ir.views import For, Parallel, is_constant, memory
 from weft.schedule.intervals import Step
 from weft.values import frozen
 
@@ -72,6 +72,14 @@ class LoopNest:
         """Those of them that are tensors."""
         pairs = zip(self.arrays, self.function.args, strict=True)
         return tuple(name for name, arg in pairs if isinstance(arg.type, MemRefType))
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """Those that iterations store into."""
+        ops = walk(self.parallel.body)
+        into = {memory(op)[0] for op in ops if op.name == "memref.store"}
+        pairs = zip(self.arrays, self.function.args, strict=True)
+        return tuple(name for name, arg in pairs if arg in into)
 
     @functools.cached_property
     def serial(self) -> dict[str, Op]:

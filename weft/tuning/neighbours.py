@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from weft import compiler
-from weft.codegen import cuda
 from weft.codegen.interface import Slot
 from weft.codegen.machine import host_cpu
 from weft.codegen.threads import argument_slots
@@ -23,7 +22,7 @@ from weft.ir.views import memory
 from weft.runtime.arguments import sizes_of
 from weft.runtime.build import Made
 from weft.runtime.gpu import GpuCompiled, optimized
-from weft.schedule import default_cpu, legal_cpu
+from weft.schedule import apply_cuda, default_cpu, legal_cpu
 from weft.schedule.choose import candidate
 from weft.schedule.cost import UNKNOWN_TRIPS, Work
 from weft.schedule.grid import LEAST_TURNS
@@ -36,6 +35,7 @@ from weft.schedule.language import (
     Schedule,
     Stage,
     Step,
+    StreamingStores,
     Unroll,
     UnrollJam,
     Vectorize,
@@ -43,7 +43,7 @@ from weft.schedule.language import (
     show,
 )
 from weft.schedule.machine import CpuMachine, GpuMachine
-from weft.schedule.nest import axes_of
+from weft.schedule.nest import LoopNest, axes_of
 from weft.schedule.variation import Variation
 
 _COPIES = (2, 4, 8)
@@ -64,7 +64,7 @@ def proposals(made: Made, block: bytes) -> list[str]:
     wanted, width, longest = 1, math.inf, math.inf
     if isinstance(made, GpuCompiled):
         function = optimized(job)
-        parallel = cuda.outermost(function)
+        parallel = apply_cuda.outermost(function)
         own = [_told(candidate(text).schedule) for text in made.facts.candidates]
         bound = only(candidate(made.facts.candidates[0]).schedule, Bind)
         if bound is not None and parallel is not None:
@@ -78,7 +78,7 @@ def proposals(made: Made, block: bytes) -> list[str]:
         parallel = legal_cpu.outermost(function)
         own = default_cpu.candidates(function, host_cpu())
         if parallel is not None:
-            others = cpu_schedules(parallel, host_cpu())
+            others = cpu_schedules(LoopNest(function, parallel), host_cpu())
     if parallel is None:
         return []
     slots = made.facts.slots if isinstance(made, GpuCompiled) else argument_slots(function)
@@ -153,9 +153,10 @@ def loads(
 # -- CPUs
 
 
-def cpu_schedules(parallel: Op, machine: CpuMachine) -> Iterator[Schedule]:
-    """Register tiles of some vectors along the last index by some iterations along another."""
-    *others, last = axes_of(parallel)
+def cpu_schedules(nest: LoopNest, machine: CpuMachine) -> Iterator[Schedule]:
+    """Register tiles of some vectors along the last index by some iterations along another; where
+    there are no loops inside, stores that stream."""
+    *others, last = nest.axes
     longest = max(machine.vector_bytes // 4, 1)
     jams: list[tuple[Step, ...]] = [()]
     jams += [(UnrollJam(axis, n),) for axis in others for n in _COPIES]
@@ -165,6 +166,8 @@ def cpu_schedules(parallel: Op, machine: CpuMachine) -> Iterator[Schedule]:
                 yield (*jam, Vectorize(last, width, width * vectors, reverse=reverse))
     for axis in (*others, last):
         yield from ((UnrollJam(axis, n),) for n in _COPIES)
+    if longest > 1 and nest.stored and not nest.serial:
+        yield (Vectorize(last, longest, 4 * longest), StreamingStores(nest.stored))
 
 
 # -- CUDA

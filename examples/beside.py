@@ -61,11 +61,15 @@ def relative_error(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def passes(function: Callable[..., torch.Tensor], arguments: list[Any]) -> tuple[Any, Any]:
-    """A call without arguments that goes forward, and one that goes backward."""
+    """A call without arguments that goes forward, and one that goes backward through a call as the
+    later ones of a training loop are."""
     wanted = [a for a in arguments if is_float(a) and a.requires_grad]
     out = function(*arguments)
     generator = torch.Generator().manual_seed(1)
     given = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out)
+    for _ in range(2):
+        torch.autograd.grad(out, wanted, given, allow_unused=True)
+        out = function(*arguments)
 
     def forward() -> torch.Tensor:
         return function(*arguments).detach()

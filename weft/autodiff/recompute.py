@@ -29,6 +29,7 @@ class Recomputation:
     each index counted from 0. ``number``: the iteration, likewise, of each sequential loop around.
     ``work``: the copies on which what overwrites elements is carried out, in place of arguments.
     ``unread``: local arrays of which nothing is asked here, and in which nothing is written.
+    ``stored_again``: arguments to which stores are carried out, which find there what they store.
     """
 
     def __init__(self, primal: Primal, name: str, like: Recomputation | None = None) -> None:
@@ -46,6 +47,7 @@ class Recomputation:
         self.number: dict[Op, Value] = {}
         self.work: dict[Value, Value] = {}
         self.unread: Collection[Value] = ()
+        self.stored_again: Collection[Value] = ()
         self.recorded: Collection[Op] = ()
         self.counted: dict[Op, Callable[[Value], None]] = {}  # told how many iterations there were
 
@@ -218,8 +220,10 @@ class Recomputation:
         if memref not in self.primal.written or memref in self.work:  # a local array, or a copy
             copy = self.b.copied(op, lambda v: self.work.get(v) or self.env[v])
             self.env.update(zip(op.results, copy.results, strict=True))
-        # Writes to arguments stand. What an atomic found before cannot be had a second time: it is
-        # left undefined, and refused where it is used (see ``Primal.check``).
+        elif memref in self.stored_again:
+            self.b.copied(op, self.env.__getitem__)
+        # Other writes to arguments stand. What an atomic found before cannot be had a second time:
+        # it is left undefined, and refused where it is used (see ``Primal.check``).
 
     def on_copies(self) -> None:
         """Lets what is overwritten be copies, whose contents are those from before the loop."""

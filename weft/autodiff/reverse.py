@@ -15,13 +15,14 @@ from weft.autodiff.names import before_name, work_name
 from weft.autodiff.narrow import narrow
 from weft.autodiff.primal import Primal, array_of
 from weft.autodiff.recompute import Recomputation
+from weft.autodiff.stored_results import stored_results
 from weft.autodiff.sweep import Sweep
 from weft.autodiff.tape import Tapes
 from weft.autodiff.totals import Totals
 from weft.autodiff.write_out import write_out
 from weft.errors import GradientError
 from weft.index.expression import Dim, Poly, atom
-from weft.ir.core import Function, Op, Value
+from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import ScalarType, compute_type
 from weft.ir.views import Parallel
 
@@ -37,6 +38,7 @@ def reverse(
     lasting: bool = False,
     checkpoints: Collection[Op] = (),
     chunk: int = 0,
+    results: Collection[int] = (),
     **form: Any,
 ) -> Adjoint:
     """The adjoint of ``function`` with respect to its memref arguments ``wanted`` (positions).
@@ -47,12 +49,21 @@ def reverse(
     the sequential loops of ``function`` that keep what they carry only at the start of segments
     (see ``checkpoints.py``; not together with ``lasting``). ``chunk``: how many iterations are
     written out of those of ``checkpoints`` that carry some numbers, if not 0 (see ``Tapes``).
+    ``results``: those of ``kept`` that the adjoint may read where that saves computing them again,
+    in another order.
     ``form``: how sums are computed, see ``gather.Form``. Raises ``GradientError`` for what cannot
     be reversed correctly.
     """
     primal = Primal(function, wanted, kept)
     primal.check()
-    return _Reversal(primal, lasting, checkpoints, chunk).run(Form(**form))
+    stored = primal.once & {function.args[k] for k in results}
+    if stored and any(op.name == "scf.for" for op in walk(primal.parallel.body)):
+        found = _Reversal(primal, lasting, checkpoints, chunk, stored)
+        main = stored_results(found.main(), {primal.name(m) for m in stored})
+        if main is not None and not {b.name for b in found.buffers} & {a.name for a in main.args}:
+            return found.taken_apart(main, Form(**form))
+    made = _Reversal(primal, lasting, checkpoints, chunk)
+    return made.taken_apart(made.main(), Form(**form))
 
 
 class _Reversal:
@@ -60,12 +71,14 @@ class _Reversal:
     ``tapes``, and goes backwards through it."""
 
     def __init__(
-        self, primal: Primal, lasting: bool, checkpoints: Collection[Op], chunk: int
-    ) -> None:
+        self, primal: Primal, lasting: bool, checkpoints: Collection[Op], chunk: int,
+        stored: Collection[Value] = (),
+    ) -> None:  # fmt: skip
         self.primal = primal
         self.lasting = lasting
         self.buffers: list[Buffer] = []
         self.new = new = Recomputation(primal, "adjoint")
+        new.stored_again = stored
         for op, which in primal.contents.items():
             if which == "before":
                 memref = array_of(op)
@@ -76,13 +89,17 @@ class _Reversal:
         self.sweep = Sweep(new, self.tapes, self.loops, self.adjoints)
         self.totals = Totals(self.adjoints, self.buffers)
 
-    def run(self, form: Form) -> Adjoint:
-        primal = self.primal
-        self.new.ops(primal.head)
+    def main(self) -> Function:
+        """The whole as one function."""
+        self.new.ops(self.primal.head)
         self._tail()
         self._parallel()
-        self.sweep.ops(primal.head)
-        main = self.new.finished()
+        self.sweep.ops(self.primal.head)
+        return self.new.finished()
+
+    def taken_apart(self, main: Function, form: Form) -> Adjoint:
+        """``main`` as steps, in which each gradient is accumulated as ``form`` says."""
+        primal = self.primal
         names = [v.name for m, v in self.adjoints.shadow.items()
                  if m in primal.asked and m not in primal.written]  # fmt: skip
         gathered = gather(main, names, primal.parallel, self.loops.undone, form, self._whole())

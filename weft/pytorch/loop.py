@@ -61,6 +61,7 @@ class Loop:
         self.launched: Adjoint | None = None  # the last adjoint of which no derivative was asked
         self.sizes: Workspaces | None = None  # of that one
         self.later = NEVER
+        self.results = frozenset[int]()  # which adjoints may read, see ``reverse``
         self._forwards: dict[frozenset[int], Forwarded] = {}
         self._batched: dict[tuple[Any, ...], Loop] = {}
         self._lock = threading.RLock()
@@ -127,7 +128,8 @@ class Loop:
                     adjoint = by_columns(self.function, wanted, kept, **form) if rows else None
                     form.pop("rows", None)
                     if adjoint is None:
-                        adjoint = reverse(self.function, wanted, kept, lasting=lasting, **form)
+                        adjoint = reverse(self.function, wanted, kept, lasting=lasting,
+                                          results=self.results & kept, **form)  # fmt: skip
                 found = self._adjoints[*key, lasting] = Reversed(adjoint, self.derived)
                 if not any(w.extents for w in adjoint.taped):
                     self._adjoints[*key, True] = found

@@ -310,12 +310,7 @@ def with_held(
 
 def overwritten_later(launcher: Launcher, specs: Sequence[Spec]) -> Later:
     """Which arguments of the loop's function may be overwritten after it."""
-    region = launcher.region
-    names: list[str] = []
-    for name, spec in zip(launcher.forms.names, specs, strict=True):
-        names += [name] * (isinstance(spec, TensorSpec) or len(scalar_formats(spec)))
-    both = region.complex_results
-    names += [n for n in region.results for _ in range(1 + (n in both))]
+    region, names = launcher.region, _names(launcher, specs)
     found = region.order.later(region.node, names)
 
     def places(which: frozenset[str]) -> frozenset[int]:
@@ -323,3 +318,19 @@ def overwritten_later(launcher: Launcher, specs: Sequence[Spec]) -> Later:
 
     later = places(found.by_loops), places(found.by_host)
     return later if later != NEVER else NEVER
+
+
+def made_here(launcher: Launcher, specs: Sequence[Spec]) -> frozenset[int]:
+    """Which arguments of the loop's function the host part has made, all by itself."""
+    own = {arg.name for arg in launcher.region.args if arg.fresh}
+    return frozenset(k for k, name in enumerate(_names(launcher, specs)) if name in own)
+
+
+def _names(launcher: Launcher, specs: Sequence[Spec]) -> list[str]:
+    """What the arguments of the loop's function are called in the host part."""
+    region = launcher.region
+    names: list[str] = []
+    for name, spec in zip(launcher.forms.names, specs, strict=True):
+        names += [name] * (isinstance(spec, TensorSpec) or len(scalar_formats(spec)))
+    both = region.complex_results
+    return names + [n for n in region.results for _ in range(1 + (n in both))]

@@ -69,6 +69,8 @@ class Generator:
             return f"({a} {self.pick('+', '-', '*')} {b}) % {self.random.randint(2, 23)}"
         if kind == 3 and self.random.random() < 0.3:  # as a float, of which runs may be found
             return f"weft.i32(weft.floor(weft.i32({a}) / {self.pick('3', '16', '17')}))"
+        if kind == 3 and self.random.random() < 0.3:  # exact, with ties
+            return f"{self.pick('round', 'int')}(({a}) / {self.random.choice([-3, 2, 3, 4, 6])})"
         if kind == 3:
             return f"{a} // {self.random.choice([-3, 2, 3, 4, 7])}" if depth else f"({a}) // 3"
         if kind == 4:

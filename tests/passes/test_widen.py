@@ -143,7 +143,7 @@ def test_bricks_as_taichi_spells_them_are_runs() -> None:
     assert torch.equal(out, tile[3 - (y - v * 4), (col - 5 - v * 3) % 17])
 
 
-@pytest.mark.parametrize("rounded", [math.floor, math.ceil, math.trunc, int, weft.i64])
+@pytest.mark.parametrize("rounded", [math.floor, math.ceil, math.trunc, round, int, weft.i64])
 def test_quotients_of_pythons_integers_are_exact(rounded) -> None:
     @weft.kernel
     def quotients(out, n: int, m: int):
@@ -154,8 +154,10 @@ def test_quotients_of_pythons_integers_are_exact(rounded) -> None:
             out[3, i] = weft.i32(weft.math.floor((n % 1000000007 + i) / 7))
 
     given = random.Random(2)
-    for _ in range(50):
+    for k in range(80):
         n, m = given.randint(-(1 << 45), 1 << 45), given.choice((1, -1)) * given.randint(1, 1 << 20)
+        if k > 50:  # with ties
+            n, m = given.randint(-9, 9), given.choice((2, -2, 4, -4, 6, 3))
         out = torch.zeros(4, 3, dtype=torch.int64)
         quotients(out, n, m)
         whole = int if rounded is weft.i64 else rounded

@@ -101,7 +101,7 @@ def of_constants(function: Any, values: list[Any], node: ast.Call, span: Span) -
 def _whole(cx: Lowering, x: Operand) -> Scalar | None:
     """``quotient`` of a number that is made an integer: rounded before, or not."""
     if isinstance(x, Scalar):
-        for name in ("floor", "ceil", "trunc"):
+        for name in ("floor", "ceil", "trunc", "roundeven"):
             rounded = made_by(x.value, f"math.{name}")
             if rounded is not None:
                 return quotient(cx, name, Scalar(rounded.operand, x.dtype))
@@ -109,8 +109,9 @@ def _whole(cx: Lowering, x: Operand) -> Scalar | None:
 
 
 def quotient(cx: Lowering, name: str, x: Operand) -> Scalar | None:
-    """The floor, ceil or trunc of ``x`` if it is i / j of Python's integers, which Python rounds
-    in float64: exactly, without the rounding of the kernel's own float."""
+    """``x`` rounded by ``floor``, ``ceil``, ``trunc`` or ``roundeven``, if it is i / j of Python's
+    integers, which Python rounds in float64: exactly, without the rounding of the kernel's own
+    float."""
     if not isinstance(x, Scalar) or x.dtype != "float":
         return None
     divided = made_by(x.value, "arith.divf")
@@ -120,13 +121,28 @@ def quotient(cx: Lowering, name: str, x: Operand) -> Scalar | None:
     b, zero = cx.builder, cx.builder.constant(0, index)
     found = b.op("arith.floordivsi", i, j)
     if name != "floor":
+        one = b.constant(1, index)
         rest = b.op("arith.subi", i, b.op("arith.muli", found, j))
-        more = b.op("arith.cmpi", rest, zero, predicate="ne")
+        if name == "roundeven":
+            more = _nearer_above(cx, found, rest, b.op("arith.subi", j, rest), j)
+        else:
+            more = b.op("arith.cmpi", rest, zero, predicate="ne")
         if name == "trunc":
             negative = b.op("arith.cmpi", found, zero, predicate="slt")
             more = b.op("arith.andi", more, negative)
-        found = b.op("arith.addi", found, b.op("arith.select", more, b.constant(1, index), zero))
+        found = b.op("arith.addi", found, b.op("arith.select", more, one, zero))
     return Scalar(found, "int")
+
+
+def _nearer_above(cx: Lowering, below: Value, down: Value, up: Value, j: Value) -> Value:
+    """Whether the integer above i / j is nearer than ``below``, or as near and even. ``down`` and
+    ``up`` are j times how far these are; both have the sign of j."""
+    b, zero = cx.builder, cx.builder.constant(0, index)
+    negative = b.op("arith.cmpi", j, zero, predicate="slt")
+    further = [b.op("arith.cmpi", down, up, predicate=p) for p in ("slt", "sgt")]
+    odd = b.op("arith.cmpi", b.op("arith.andi", below, b.constant(1, index)), zero, predicate="ne")
+    tie = b.op("arith.cmpi", down, up, predicate="eq")
+    return b.op("arith.ori", b.op("arith.select", negative, *further), b.op("arith.andi", tie, odd))
 
 
 def _integer(cx: Lowering, value: Value) -> Value | None:

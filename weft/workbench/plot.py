@@ -21,7 +21,7 @@ def plot(title: str, rows: Sequence[Row], limits: Limits, path: Any) -> None:
         from matplotlib import rc_context  # an extra
         from matplotlib.figure import Figure
     except ImportError:
-        raise UsageError("plots need matplotlib\nhelp: pip install 'weft[plot]'") from None
+        raise UsageError("plots need matplotlib\nhelp: pip install matplotlib") from None
     suffixes = (".png", ".svg", ".pdf")
     if Path(path).suffix not in suffixes:
         raise UsageError(f"{path} is no plot\nhelp: a name that ends with {', '.join(suffixes)}")

@@ -62,7 +62,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --editable '.[cli,demo,plot,test,lint]'
 	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) --editable '.[slow-test]' \
-		|| echo 'Numba and notebooks cannot be installed here: their tests say so'
+		|| echo 'Numba, notebooks or playwright cannot be installed here: their tests say so'
 	@touch $@
 
 $(VENV)/.docs: $(STAMP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import inspect
@@ -65,6 +66,19 @@ def test_every_python_block_runs(
 def test_every_fence_is_recognised() -> None:
     for document in DOCUMENTS:
         assert document.read_text().count("\n```python") == len(blocks(document)), document.name
+
+
+def test_blocks_that_need_a_gpu_are_python() -> None:
+    """Those of Triton and Numba are not run: ``examples/implementations.py`` has what is."""
+    fence = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    parsed = 0
+    for document in DOCUMENTS:
+        for language, text in fence.findall(document.read_text()):
+            written = re.search(r"^(?:def |@)", text, re.MULTILINE)
+            if language == "py" or (language == "" and written):
+                ast.parse(text, document.name)
+                parsed += 1
+    assert parsed >= 4
 
 
 def test_every_pass_is_in_the_page_of_passes_in_order() -> None:

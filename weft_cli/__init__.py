@@ -12,6 +12,6 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name != "typer":
             raise
-        print("weft: the command line needs typer\nhelp: pip install 'weft[cli]'", file=sys.stderr)
+        print("weft: the command line needs typer\nhelp: pip install typer rich", file=sys.stderr)
         raise SystemExit(2) from None
     app(prog_name="weft")

@@ -278,13 +278,38 @@ def test_data_that_decide_are_said():
     assert mode.get_total_flops() == 10
     name = positive.op._schema.name
     assert str(warned[0].message) == (
-        f"kernel `positive`: data decide how many FLOPs `{name}` has: at most 10 are counted\n"
+        f"kernel `positive`: data or conditions decide how many FLOPs `{name}` has: at most 10 are "
+        "counted\n"
         "help: kernel.cost(...) says of which loops"
     )
     starts = torch.tensor([0, 2, 5])
     with FlopCounterMode(display=False) as mode, pytest.warns(CountWarning, match="at least 2 are"):
         rows(starts, draw(5).float())
     assert mode.get_total_flops() == 2
+
+
+@weft.kernel
+def windowed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    n, m = x.shape
+    out = torch.empty_like(x)
+    for i, j in weft.ndrange(n, m):
+        s = 0.0
+        for u in range(w.shape[0]):
+            for v in range(w.shape[1]):
+                y, z = i + u - 2, j + v - 2
+                if y >= 0 and y < n and z >= 0 and z < m:
+                    s += x[y, z] * w[u, v]
+        out[i, j] = s
+    return out
+
+
+def test_a_window_that_is_cut_at_the_edges_is_counted_at_most():
+    """Its sum has no closed form in so many steps: it cost 0 FLOPs."""
+    found = windowed.cost(draw(50, 50), draw(5, 5))
+    assert found.flops == 2 * 50 * 50 * 25
+    assert not found.exact
+    assert f"{found.total}" == "at most 125,000"
+    assert f"{found.moved}" == f"{8 * (2 * 50 * 50 + 25):,}"
 
 
 def test_a_host_part_that_looks_at_data_is_counted_on_copies():

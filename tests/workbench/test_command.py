@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner
 
 from weft.codegen import ptx
@@ -44,6 +47,33 @@ def test_help_imports_no_torch() -> None:
     names = {name.partition(".")[0] for name in done.stderr.split()}
     assert "weft_cli" in names
     assert names & {"torch", "weft", "numpy", "rich", "llvmlite"} == set()
+
+
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def commands(text: str) -> list[str]:
+    """Lines of blocks, and words between backticks, that call weft."""
+    blocks = re.findall(r"^```(\S*)[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    lines = [line for language, block in blocks if not language for line in block.splitlines()]
+    return [c for c in [*lines, *re.findall(r"`([^`\n]+)`", text)] if re.match(r"weft [a-z]+\b", c)]
+
+
+def test_commands_in_documents_are_understood() -> None:
+    """Nothing is carried out: names of commands and of options are looked up, values converted."""
+    group = typer.main.get_command(app)
+    every = [(d.name, command) for d in DOCUMENTS for command in commands(d.read_text())]
+    assert len({command.split()[1] for _, command in every}) == len(group.commands)
+    for document, command in every:
+        _, name, *words = shlex.split(command, comments=True)
+        assert name in group.commands, f"{document}: {command}"
+        error = ""
+        try:
+            group.commands[name].make_context(name, words)
+        except Exception as found:  # of the command line, told below
+            error = str(found)
+        # Between backticks there may be the options alone.
+        assert error == "" or "Missing parameter" in error, f"{document}: {command}: {error}"
 
 
 def test_usage_is_2() -> None:

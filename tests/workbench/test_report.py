@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,9 @@ def test_measured_times_have_a_table_and_charts() -> None:
     assert html.count("<title>other: ") == 4
     assert "no &lt;b&gt;" in html
     assert "var(--c1)" in html
+    assert "GB/s over n" in html
+    many = [replace(row, flops=1000 * row.flops) for row in rows]
+    assert "GFLOP/s over n" in _measured(Bench("x", tuple(many), reach))
     single = _measured(Bench("x", (Row((), "weft", 0.5, 0.4, 0.6, 9),), reach))
     assert "<svg" not in single, "nothing is known of its bytes"
 
@@ -312,4 +316,6 @@ def test_light_and_dark(shown: Any) -> None:
     button.click()
     assert shown.evaluate(back) == "rgb(255, 255, 255)"
     assert button.get_attribute("aria-pressed") == "false"
-    assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    for width in (1400, 420):
+        shown.set_viewport_size({"width": width, "height": 900})
+        assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth"), width

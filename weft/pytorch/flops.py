@@ -70,7 +70,8 @@ def register(
             return 0
         if not found.exact:
             warn(
-                CountWarning, f"data decide how many FLOPs `{name}` has: {found} are counted", span,
+                CountWarning, f"data or conditions decide how many FLOPs `{name}` has: {found} are "
+                "counted", span,
                 "kernel.cost(...) says of which loops",
             )  # fmt: skip
         return found.value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from weft.kernel import kernel
 from weft.lang.loops import static
 from weft.tuning.measure import measure
 from weft.values import frozen
+from weft.workbench.rates import Row
 
 _BYTES = {"cpu": 128 << 20, "cuda": 512 << 20}  # of a tensor: several times the caches
 _FLOATS = {"cpu": 1 << 18, "cuda": 1 << 26}
@@ -29,6 +30,14 @@ class Limits:
     fill: float
     arithmetic: float
     launch: float
+
+    def over_sizes(self, rows: Sequence[Row]) -> tuple[str, str, float]:
+        """Which limit rates over sizes are put beside, its unit and its value: multiply-adds where
+        they take longer than moving the bytes at the largest size, else copying."""
+        largest = max(rows, key=lambda row: row.bytes)
+        if largest.flops * self.copy > largest.bytes * self.arithmetic:
+            return "multiply-adds", "GFLOP/s", self.arithmetic
+        return "copy", "GB/s", self.copy
 
 
 @kernel

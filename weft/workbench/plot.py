@@ -21,7 +21,7 @@ def plot(title: str, rows: Sequence[Row], limits: Limits, path: Any) -> None:
         from matplotlib import rc_context  # an extra
         from matplotlib.figure import Figure
     except ImportError:
-        raise UsageError("plots need matplotlib\nhelp: pip install 'weft[plot]'") from None
+        raise UsageError("plots need matplotlib\nhelp: pip install matplotlib") from None
     suffixes = (".png", ".svg", ".pdf")
     if Path(path).suffix not in suffixes:
         raise UsageError(f"{path} is no plot\nhelp: a name that ends with {', '.join(suffixes)}")
@@ -63,9 +63,7 @@ def _over_sizes(axes: Any, limits: Limits, rows: list[Row], styles: dict[str, An
     GFLOP/s where arithmetic is the limit at the largest size, else GB/s; milliseconds, where
     nothing is known of bytes."""
     known = all(row.bytes for row in rows)
-    largest = max(rows, key=lambda row: row.bytes)
-    sums = known and largest.flops * limits.copy > largest.bytes * limits.arithmetic
-    unit, limit = ("GFLOP/s", limits.arithmetic) if sums else ("GB/s", limits.copy)
+    what, unit, limit = limits.over_sizes(rows)
     swept = [name for name, _ in rows[0].sizes] if rows else []
     single = len(swept) == 1
 
@@ -79,7 +77,7 @@ def _over_sizes(axes: Any, limits: Limits, rows: list[Row], styles: dict[str, An
         def values(milliseconds: list[float], mine: list[Row] = mine) -> list[float]:
             if not known:
                 return milliseconds
-            return [(r.flops if sums else r.bytes) / ms / 1e6
+            return [(r.bytes if unit == "GB/s" else r.flops) / ms / 1e6
                     for r, ms in zip(mine, milliseconds, strict=True)]  # fmt: skip
 
         axes.plot(places, values([row.median for row in mine]), label=name, **style)
@@ -87,7 +85,6 @@ def _over_sizes(axes: Any, limits: Limits, rows: list[Row], styles: dict[str, An
         axes.fill_between(places, low, high, color=style["color"], alpha=0.15, linewidth=0)
     if known:
         axes.axhline(limit, color="0.4", linestyle="--", linewidth=1)
-        what = "multiply-adds" if sums else "copy"
         _label(axes, f"{what}: {limit:,.3g} {unit}", (0.02, limit), va="center",
                xycoords=("axes fraction", "data"))  # fmt: skip
     axes.set_xscale("log")

@@ -207,25 +207,27 @@ def _measured(measured: Bench) -> str:
 
 
 def _over_sizes(rows: Sequence[Row], reach: Limits) -> str:
-    """Bandwidth over what is swept, or over bytes; milliseconds where bytes are not known."""
+    """Rates over what is swept, or over bytes; milliseconds where bytes are not known."""
     if len({row.sizes for row in rows}) < 2:
         return ""
     known = all(row.bytes for row in rows)
     single = len(rows[0].sizes) == 1
     if not (known or single):
         return ""
+    what, unit, limit = reach.over_sizes(rows)
 
     def point(row: Row) -> tuple[float, float]:
         x = row.sizes[0][1] if single else row.bytes
-        return float(max(x, 1)), row.bandwidth or 0.0 if known else row.median
+        rate = row.bandwidth if unit == "GB/s" else row.rate
+        return float(max(x, 1)), rate or 0.0 if known else row.median
 
     names = dict.fromkeys(row.provider for row in rows)
     series = [Series(n, tuple(sorted(point(r) for r in rows if r.provider == n))) for n in names]
     if known:
         xs = [x for s in series for x, _ in s.points]
-        roof = ((min(xs), reach.copy), (max(xs), reach.copy))
-        series.append(Series(f"copy: {reach.copy:,.3g} GB/s", roof, roof=True))
-    x, y = rows[0].sizes[0][0] if single else "bytes moved", "GB/s" if known else "milliseconds"
+        roof = ((min(xs), limit), (max(xs), limit))
+        series.append(Series(f"{what}: {limit:,.3g} {unit}", roof, roof=True))
+    x, y = rows[0].sizes[0][0] if single else "bytes moved", unit if known else "milliseconds"
     return chart(f"{y} over {x}", x, y, series)
 
 

@@ -81,6 +81,20 @@ def test_the_error_has_line_values_and_indices(place: Any) -> None:
 
 
 @weft.kernel(debug=True)
+def in_order(x: torch.Tensor) -> torch.Tensor:
+    n = weft.i8(0)
+    weft.loop_config(serialize=True)
+    for i in range(x.shape[0]):
+        n = n + x[i]
+    return n
+
+
+def test_a_loop_in_order_has_its_own_indices() -> None:
+    with pytest.raises(weft.KernelOverflowError, match=r"100 \+ 100 overflows i8, at i = 1\n"):
+        in_order(torch.full((5,), 100, dtype=torch.int8))
+
+
+@weft.kernel(debug=True)
 def casts(x: torch.Tensor, n: int, out: torch.Tensor, which: weft.template()) -> None:  # type: ignore[valid-type]
     for i in range(x.shape[0]):
         if weft.static(which == 0):

@@ -56,6 +56,27 @@ def test_elements_by_a_name_behind_abs_and_in_any_order() -> None:
     assert (float(best), int(at)) == (float(wanted), int(place))
 
 
+@weft.kernel
+def farthest(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    best, at = -1e9, -1
+    for i in range(x.shape[0]):
+        if x[i] > best:
+            best = x[i]
+            at = i
+    for i in range(x.shape[0]):
+        if -x[i] > best:
+            best = -x[i]
+            at = i
+    return best, at
+
+
+def test_a_second_loop_goes_on_from_the_first() -> None:
+    for x in (torch.rand(50), -torch.rand(50), torch.randn(50)):
+        best, at = farthest(x)
+        assert float(best) == float(x.abs().max())
+        assert int(at) == int(x.abs().argmax())
+
+
 def test_the_gradient_is_that_of_the_element() -> None:
     x = torch.randn(333, requires_grad=True)
     best, at = largest(x)

@@ -34,14 +34,13 @@ class _Pair:
 def arg_extremes(tree: ast.FunctionDef, scope: Scope) -> ast.FunctionDef:
     """The kernel with two loops in place of each such loop of its top level."""
     made: list[ast.stmt] = []
-    starts: set[str] = set()  # of variables that are integers known at compile time
+    starts: set[str] = set()  # variables that are integers
     for before, node in zip([None, *tree.body], tree.body, strict=False):
         pair = _pair(node, scope) if isinstance(node, ast.For) else None
         configured = isinstance(before, ast.Expr) and isinstance(before.value, ast.Call)
         if pair is not None and pair.at in starts and not configured:
             assert isinstance(node, ast.For)
-            made += _two_loops(node, pair)
-            starts.discard(pair.at)
+            made += _two_loops(node, pair)  # ``at`` is an integer afterwards, too
             continue
         starts = (starts - set(bound_names(node))) | set(_integers(node))
         made.append(node)

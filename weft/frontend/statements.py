@@ -328,12 +328,8 @@ def assertion(cx: Lowering, node: ast.Assert) -> None:
         cx.builder.do("weft.assert", test.value, message=message)
         return
     assert node.msg is not None
-    op = cx.builder.if_(cx.scalars.negation(test, span).value)  # what fails computes its message
-    with cx.builder.at(op.regions[0]):
+    with cx.builder.when(cx.scalars.negation(test, span).value):  # what fails computes its message
         texts.failed(cx, node.msg, span)
-        cx.builder.do("scf.yield")
-    with cx.builder.at(op.regions[1]):
-        cx.builder.do("scf.yield")
 
 
 def nothing(cx: Lowering, node: ast.stmt) -> None:

@@ -22,6 +22,7 @@ from weft.errors import (
     KernelAssertionError,
     KernelIndexError,
     KernelNameError,
+    KernelOverflowError,
     KernelSyntaxError,
     KernelTypeError,
     KernelValueError,
@@ -230,8 +231,9 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "CompileError", "InternalError", "Kernel", "KernelAssertionError", "KernelIndexError",
-    "KernelNameError", "KernelSyntaxError", "KernelTypeError", "KernelValueError", "Matrix",
-    "RaceError", "ScheduleError", "SourceUnavailableError", "Vector", "WeftError",
+    "KernelNameError", "KernelOverflowError", "KernelSyntaxError", "KernelTypeError",
+    "KernelValueError", "Matrix", "RaceError", "ScheduleError", "SourceUnavailableError",
+    "Vector", "WeftError",
     "__version__", "abs", "acos", "asin", "atan2", "atomic_add", "atomic_and", "atomic_and_",
     "atomic_cas", "atomic_exchange", "atomic_max", "atomic_min", "atomic_mul", "atomic_or",
     "atomic_or_", "atomic_sub", "atomic_xor", "bf16", "bfloat16", "bit_cast", "bit_shr",

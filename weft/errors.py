@@ -79,6 +79,10 @@ class KernelAssertionError(CompileError, AssertionError):
     """An ``assert`` in a kernel that did not hold."""
 
 
+class KernelOverflowError(CompileError, OverflowError):
+    """An integer that wrapped, in debug mode."""
+
+
 class RaceError(CompileError, ValueError):
     """Two iterations of a parallel loop touch one element, at least one writing."""
 

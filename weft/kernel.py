@@ -576,7 +576,7 @@ def kernel(
     """Compiles the top-level loops of a function: ``@weft.kernel`` or ``@weft.kernel(debug=True)``.
 
     ``name`` and ``namespace`` are those of the PyTorch operator (``torch.ops.weft.<name>``);
-    ``debug`` checks every subscript, and races that could not be decided (on the CPU);
+    ``debug`` checks every subscript, that integers do not wrap, and undecided races (on the CPU);
     ``strict_math`` forbids contraction and reassociation. ``schedule``: how loops are run, as
     ``Kernel.schedule`` says, ``{"cuda": "unroll_jam(t, 4)"}``, or, by the number of the loop,
     ``{"cuda": {0: "unroll_jam(t, 4)", 2: "persist(32)"}}``. ``fuse``: whether Inductor may fuse

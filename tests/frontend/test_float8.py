@@ -167,6 +167,40 @@ def test_gradients_are_in_the_dtype_of_their_tensors(dtype: torch.dtype) -> None
         torch.testing.assert_close(a.grad.float(), b.grad.float())
 
 
+@weft.kernel
+def picked(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(index.shape[0])
+    for i in index:
+        out[i] = x[index[i]] * 2
+    return out
+
+
+@weft.kernel
+def recurrence(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(index.shape[0])
+    for i in index:
+        s = 0.0
+        for t in range(x.shape[0]):
+            s = weft.tanh(s * 0.5) + x[t]
+        out[i] = s * s
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", [picked, recurrence], ids=["picked", "recurrence"])
+def test_gradients_are_accumulated_in_float32(kernel: weft.Kernel, dtype: torch.dtype) -> None:
+    x, index = torch.randn(300).to(dtype), torch.randint(0, 300, (40,))
+    narrow, wide = x.clone().requires_grad_(), x.float().requires_grad_()
+    kernel(narrow, index).sum().backward()
+    kernel(wide, index).sum().backward()
+    assert narrow.grad is not None
+    assert wide.grad is not None
+    found, wanted = narrow.grad.float(), wide.grad.to(dtype).float()
+    unit = torch.finfo(dtype).eps  # where the last bits of the sums differ
+    torch.testing.assert_close(found, wanted, rtol=2 * unit, atol=1e-3)
+    assert bool((found != 0).any())
+
+
 def test_transforms_take_them() -> None:
     x, w = torch.randn(3, 9).to(E4M3), torch.randn(9)
     wanted = (x.float() * w).to(E4M3).float()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from weft.codegen.arith import RULES, Rule, from_word, intrinsic, widen, word
 from weft.codegen.emit import Emitter, View, llvm_type, memory_type
 from weft.codegen.tables import MOST_WORDS, Reports
 from weft.codegen.vectormath import FUNCTIONS
+from weft.errors import KernelTypeError
 from weft.ir.core import Function, Op
 from weft.ir.types import ScalarType, f32, f64, i1
 from weft.ir.views import reported
@@ -251,6 +253,7 @@ class CudaTarget(Reports):
         number = op.attrs["number"]
         form, words = "", []
         remaining = iter(zip(op.operands, operands, strict=True))
+        formats = op.attrs.get("formats") or [""] * len(operands)
         for part in op.attrs["parts"]:
             if part is not None:
                 form += part.replace("%", "%%")
@@ -258,7 +261,11 @@ class CudaTarget(Reports):
             unsigned = len(words) in op.attrs.get("unsigned", ())
             value, name = next(remaining)
             t = value.scalar
-            if t is i1:
+            if formats[len(words)]:
+                directive, word_of = _directive(op, formats[len(words)], t, unsigned)
+                form += directive
+                words.append(word_of(e, name))
+            elif t is i1:
                 yes, no = (_text(e, f"weft_{w}", w) for w in ("True", "False"))
                 form += "%s"
                 words.append(("ptr", e.inst(f"select i1 {name}, ptr {yes}, ptr {no}")))
@@ -275,6 +282,49 @@ class CudaTarget(Reports):
             e.line(f"store {ty} {name}, ptr {place}, align 8")
         text = _text(e, f"weft_format{number}", form)
         e.intrinsic("vprintf", "i32", ("ptr", text), ("ptr", block))
+
+
+_FORMAT = re.compile(r"(?: ?([<>]))?([+ -]?)(0?)([0-9]*)((?:\.[0-9]+)?)([a-zA-Z%]?)")
+
+
+def _directive(
+    op: Op, form: str, t: ScalarType, unsigned: bool
+) -> tuple[str, Callable[[Emitter, str], tuple[str, str]]]:
+    """C's directive for a format of Python, and what makes its word of the value."""
+    found = _FORMAT.fullmatch(form)
+    groups = found.groups("") if found is not None else ("",) * 6
+    side, sign, zero, width, precision, kind = groups
+    kind = kind or ("g" if t.is_float and not precision else "" if t.is_float else "d")
+    whole = kind in "dxXo"
+    if found is None or kind not in "dxXoeEfFgG%" or (
+        not kind or (kind in "xXo" and not unsigned) or (whole and (t.is_float or precision))
+        or (kind == "%" and width and side == "<")
+    ):  # fmt: skip
+        raise KernelTypeError(
+            f"the format {form!r} on CUDA", op.span,
+            help="there, formats are those of C: width, precision, `<`, `+`, `0`, and d, e, f, g "
+            "or %; x and o are for unsigned integers",
+        )  # fmt: skip
+    if not groups[-1] and t.is_float:
+        precision = ".17" if t is f64 else ".9"
+    flags = ("-" if side == "<" else "") + sign.replace("-", "") + (zero if side != "<" else "")
+    if whole:
+        kind = f"ll{'u' if kind == 'd' and unsigned else kind}"
+        return f"%{flags}{width}{kind}", lambda e, name: ("i64", word(e, name, t))
+    percent = kind == "%"
+    # C counts the width without the sign of percent behind.
+    room = str(max(int(width) - 1, 0)) if percent and width else width
+    directive = f"%{flags}{room}{precision}{'f' if percent else kind}{'%%' if percent else ''}"
+
+    def number(e: Emitter, name: str) -> tuple[str, str]:
+        if t.is_float:
+            wide = widen(e, t, f64, name)
+        else:
+            instruction = "uitofp" if unsigned or t is i1 else "sitofp"
+            wide = e.inst(f"{instruction} {e.type(t)} {name} to double")
+        return "double", e.inst(f"fmul double {wide}, 100.0") if percent else wide
+
+    return directive, number
 
 
 def _text(e: Emitter, name: str, text: str) -> str:

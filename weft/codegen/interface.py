@@ -5,6 +5,8 @@ Light to import: a kernel that comes from the disk cache needs this and not the 
 
 from __future__ import annotations
 
+import struct
+
 from weft.values import frozen
 
 
@@ -24,8 +26,8 @@ class Slot:
 @frozen
 class Check:
     """A weft.assert, weft.bounds or weft.check_race: record[0] == 1 + its position in
-    ``CpuCode.checks`` says that it failed. ``values`` are the kinds ("int", "float", "bool") of
-    record[1:].
+    ``CpuCode.checks`` says that it failed. ``values`` are the kinds ("int", "float", "bool",
+    "unsigned") of record[1:], which the ``message`` of an assertion is a template for.
 
     ``kind`` "race": ``message`` is what the access does, ``axis`` the number of subscripts,
     ``tensor`` "grouped" where the loop's indices are a vector. The record has the words of this
@@ -43,3 +45,10 @@ class Check:
 def word_shift(checks: int) -> int:
     """How many bits of a word tell which of so many checks it is."""
     return max(checks - 1, 0).bit_length()
+
+
+def number_of(word: int, kind: str) -> int | float | bool:
+    """The number that a word (64 bits, with a sign) of a record is."""
+    if kind == "float":
+        return struct.unpack("<d", struct.pack("<q", word))[0]
+    return bool(word) if kind == "bool" else word % (1 << 64) if kind == "unsigned" else word

@@ -27,8 +27,15 @@ def printed(function: Function) -> tuple[tuple[tuple[str | None, ...], tuple[str
 
 
 def _printed(op: Op) -> tuple[str, ...]:
+    """The kinds of the values, each with its format behind a colon if it has one."""
+    forms = op.attrs.get("formats") or [""] * len(op.operands)
+    pairs = zip(_marked(op, op.operands), forms, strict=True)
+    return tuple(f"{kind}:{form}" if form else kind for kind, form in pairs)
+
+
+def _marked(op: Op, values: Sequence[Value]) -> tuple[str, ...]:
     marked = op.attrs.get("unsigned", ())
-    return tuple("unsigned" if k in marked else kind for k, kind in enumerate(_kinds(op.operands)))
+    return tuple("unsigned" if k in marked else kind for k, kind in enumerate(_kinds(values)))
 
 
 class Reports:
@@ -66,9 +73,10 @@ def _kinds(values: Sequence[Value]) -> tuple[str, ...]:
 def _check(op: Op) -> Check:
     if op.name == "weft.check_race":
         return _race_check(op)
+    kind = "overflow" if "overflow" in op.attrs else op.name.removeprefix("weft.")
     return Check(
-        op.name.removeprefix("weft."), str(op.attrs.get("message", "")),
-        str(op.attrs.get("tensor", "")), int(op.attrs.get("axis", 0)), _kinds(reported(op)),
+        kind, str(op.attrs.get("message", "")),
+        str(op.attrs.get("tensor", "")), int(op.attrs.get("axis", 0)), _marked(op, reported(op)),
         _span(op),
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ import ast
 import copy
 from collections import Counter
 
+from weft.frontend.arg_extremes import arg_extremes
 from weft.frontend.desugar import placed
 from weft.frontend.names import Scope, bound_names, statement_lists
 from weft.lang import names
@@ -36,8 +37,8 @@ def atomics(source: FunctionSource, scope: Scope) -> ast.FunctionDef:
 
 
 def accumulating(source: FunctionSource, scope: Scope) -> ast.FunctionDef:
-    """The kernel with both as accumulations."""
-    return flags(atomics(source, scope))
+    """The kernel with these as accumulations."""
+    return arg_extremes(flags(atomics(source, scope)), scope)
 
 
 def flags(tree: ast.FunctionDef) -> ast.FunctionDef:

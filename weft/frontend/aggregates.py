@@ -9,6 +9,7 @@ from functools import reduce
 from typing import Any
 
 from weft.errors import KernelIndexError, KernelTypeError, Span
+from weft.frontend import overflow
 from weft.frontend.context import Lowering
 from weft.frontend.kinds import (
     Operand,
@@ -108,7 +109,7 @@ def binary(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Ope
     a, b = (build(x, span) if is_nested(x) else x for x in (a, b))
     if symbol == "@":
         return matmul(cx, a, b, span)
-    return elementwise(lambda x, y: cx.scalars.binary(symbol, x, y, span), [a, b], span)
+    return elementwise(lambda x, y: overflow.arithmetic(cx, symbol, x, y, span), [a, b], span)
 
 
 def compare(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Operand:
@@ -126,7 +127,7 @@ def both(cx: Lowering, a: Operand, b: Operand, span: Span) -> Operand:
 
 def unary(cx: Lowering, op: ast.unaryop, x: Vec, span: Span) -> Operand:
     if isinstance(op, ast.USub):
-        return elementwise(lambda v: cx.scalars.negate(v, span), [x], span)
+        return elementwise(lambda v: overflow.negated(cx, v, span), [x], span)
     if isinstance(op, ast.Invert):
         return elementwise(lambda v: cx.scalars.invert(v, span), [x], span)
     return x

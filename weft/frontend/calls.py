@@ -31,6 +31,7 @@ from weft.frontend import (
     expressions,
     lists,
     named,
+    overflow,
     records,
     row_calls,
     rows,
@@ -485,6 +486,7 @@ def _method(cx: Lowering, method: Method, arguments: list[Operand], span: Span) 
         if name in ("to", "type", "cast") and len(arguments) == 1:
             return cast(cx, x, dtype_from(arguments[0], span), span)
         if name in CASTING and not arguments:
+            overflow.fits(cx, x, CASTING[name], span)
             return cx.scalars.cast_exactly(x, CASTING[name], span)
         if name in names.UNARY and name in HANDLERS and not arguments:
             return HANDLERS[name](

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from weft.errors import KernelTypeError, KernelValueError, Span
-from weft.frontend import aggregates, complexes
+from weft.frontend import aggregates, complexes, overflow
 from weft.frontend.context import Lowering
 from weft.frontend.conversions import shown
 from weft.frontend.kinds import Operand, Scalar, Static, Tup, Vec, describe, dtype_of
@@ -73,6 +73,8 @@ def cast(cx: Lowering, x: Operand, dtype: Any, span: Span) -> Operand:
         return complexes.cast(cx.scalars, cx.read_number(x, span), part, span)
     name = dtype_name(dtype)
     if isinstance(x, Vec):
+        for item in x.items:
+            overflow.fits(cx, item, name, span)
         return aggregates.cast(cx, x, lambda i: cx.scalars.cast_exactly(i, name, span))
     number = cx.read_scalar(x, span)
     if isinstance(number, Static) and name in ("int", "float", "bool"):
@@ -85,6 +87,7 @@ def cast(cx: Lowering, x: Operand, dtype: Any, span: Span) -> Operand:
                 help="write the number that is meant, or math.inf",
             ) from None  # fmt: skip
     exact = _whole(cx, number) if name in ("int", "i32", "i64") else None
+    overflow.fits(cx, number, name, span)
     return cx.scalars.cast_exactly(exact or number, name, span)
 
 

@@ -69,6 +69,7 @@ class Lowering:
     printed: list[str] = field(default_factory=list)  # by ``static_print``
     stream: Any = None  # of random numbers (see ``draws.Stream``); None outside of iterations
     draws: dict[Op, tuple[Value, int]] = field(default_factory=dict)  # see ``draws.number``
+    iteration: list[Value] = field(default_factory=list)  # the device loop's indices, in it
     guards: list[Guard] = field(default_factory=list)
     notes: dict[int, dict[str, str]] = field(default_factory=dict)
     sources: dict[Any, FunctionSource] = field(default_factory=dict)

@@ -7,21 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import aggregates, elements, expressions, records, reductions
+from weft.frontend import elements, expressions, records, reductions, texts
 from weft.frontend.context import Lowering
 from weft.frontend.kinds import (
     EIGHT_BITS,
-    UNSIGNED,
-    Complex,
     Operand,
     Part,
     Scalar,
     Static,
     Tensor,
-    Tup,
-    Vec,
-    describe,
-    is_complex,
     is_float,
 )
 from weft.ir import types as ir
@@ -180,91 +174,6 @@ def _atomic_exchange(cx: Lowering, node: ast.Call) -> Operand:
     return Scalar(op.results[0], tensor.dtype)
 
 
-def _print(cx: Lowering, node: ast.Call) -> Operand:
-    """``print(a, "text", f"x = {x}", sep=..., end=...)``."""
-    span = cx.span(node)
-    options = {"sep": " ", "end": "\n"}
-    for keyword in node.keywords:
-        value = cx.expression(keyword.value)
-        if (
-            keyword.arg not in options
-            or not isinstance(value, Static)
-            or not isinstance(value.value, str)
-        ):
-            raise KernelTypeError(
-                "print in a kernel takes `sep` and `end`, which are strings",
-                span,
-                help="leave the other keywords out",
-            )
-        options[keyword.arg] = value.value
-    parts: list[str | None] = []
-    values: list[Any] = []
-    unsigned: list[int] = []
-
-    def add(x: Operand) -> None:
-        if isinstance(x, Static):
-            parts.append(str(x.value))
-        elif isinstance(x, (Tup, Vec)):
-            parts.append("[" if isinstance(x, Vec) else "(")
-            rows = list(aggregates.rows(x)) if isinstance(x, Vec) else x.items
-            for k, item in enumerate(rows):
-                if k:
-                    parts.append(", ")
-                add(item)
-            parts.append("]" if isinstance(x, Vec) else ")")
-        elif is_complex(x):
-            z = cx.read_number(x, span)
-            assert isinstance(z, Complex)
-            parts.append("complex(")
-            add(z.real)
-            parts.append(", ")
-            add(z.imag)
-            parts.append(")")
-        else:
-            number = cx.read_scalar(x, span)
-            assert isinstance(number, Scalar)
-            parts.append(None)
-            narrow = number.dtype in UNSIGNED and number.dtype != "u64"
-            if number.dtype == "u64":
-                unsigned.append(len(values))
-            wide = "int" if narrow else number.dtype
-            values.append(cx.scalars.cast(number, wide, span).value)
-
-    for k, argument in enumerate(node.args):
-        if k:
-            parts.append(options["sep"])
-        if isinstance(argument, ast.JoinedStr):
-            for piece in argument.values:
-                if isinstance(piece, ast.Constant):
-                    parts.append(str(piece.value))
-                elif isinstance(piece, ast.FormattedValue):
-                    if piece.format_spec is not None or piece.conversion != -1:
-                        raise KernelSyntaxError(
-                            "a format in an f-string of a kernel",
-                            cx.span(argument),
-                            help="print the plain value: {x}",
-                        )
-                    add(cx.expression(piece.value))
-        else:
-            add(cx.expression(argument))
-    parts.append(options["end"])
-    cx.builder.span = span
-    marks = {"unsigned": tuple(unsigned)} if unsigned else {}
-    cx.builder.do("weft.print", *values, parts=tuple(parts), **marks)
-    return Static(None)
-
-
-def assert_message(cx: Lowering, node: ast.Assert) -> str:
-    """The text of an assert's message, which must be known at compile time."""
-    if node.msg is None:
-        return ast.unparse(node.test)
-    if isinstance(node.msg, ast.JoinedStr):
-        raise KernelSyntaxError("the message of an assert in a kernel must be a plain string",
-                                cx.span(node.msg), help="print(...) the values before")  # fmt: skip
-    message = cx.expression(node.msg)
-    return str(message.value) if isinstance(message, Static) else describe(message)
-
-
 def _isinstance(cx: Lowering, node: ast.Call) -> Operand:
     raise KernelSyntaxError("`isinstance` cannot be called in a device loop", cx.span(node),
                             help="test in the host part, or use weft.static(...)")  # fmt: skip
@@ -272,6 +181,6 @@ def _isinstance(cx: Lowering, node: ast.Call) -> Operand:
 
 LAZY: dict[str, Callable[[Lowering, ast.Call], Operand]] = {
     **{name: _atomic(name) for name in _RMW},
-    "atomic_cas": _atomic_cas, "atomic_exchange": _atomic_exchange, "print": _print,
+    "atomic_cas": _atomic_cas, "atomic_exchange": _atomic_exchange, "print": texts.printed,
     "isinstance": _isinstance,
 }  # fmt: skip

@@ -17,6 +17,7 @@ from weft.frontend import (
     elements,
     lists,
     named,
+    overflow,
     refused,
     rows,
     slices,
@@ -79,14 +80,14 @@ def binary(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Ope
             help="write the loop of the product over the tensors' elements",
         )
     x, y = cx.read_number(a, span), cx.read_number(b, span)
-    return complexes.arithmetic(cx.scalars, symbol, x, y, span)
+    return overflow.arithmetic(cx, symbol, x, y, span)
 
 
 def _of_rows(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Operand:
     """``a symbol b`` where one of the two is a row."""
     if symbol != "@":
         return rows.elementwise(
-            cx, lambda x: complexes.arithmetic(cx.scalars, symbol, x[0], x[1], span), [a, b], span
+            cx, lambda x: overflow.arithmetic(cx, symbol, x[0], x[1], span), [a, b], span
         )
     left, right = rows.of(cx, a), rows.of(cx, b)
     if left is None or right is None:
@@ -349,7 +350,7 @@ def _signed(cx: Lowering, op: ast.unaryop, x: Operand, span: Span) -> Operand:
     if isinstance(x, Complex) and isinstance(op, ast.USub):
         return complexes.negate(cx.scalars, x, span)
     if isinstance(op, ast.USub):
-        return cx.scalars.negate(x, span)
+        return overflow.negated(cx, x, span)
     return cx.scalars.invert(x, span) if isinstance(op, ast.Invert) else x
 
 
@@ -514,7 +515,7 @@ def _named(cx: Lowering, node: ast.NamedExpr) -> Operand:
 
 
 def _joined(cx: Lowering, node: ast.JoinedStr) -> Operand:
-    raise KernelSyntaxError("an f-string outside of print", cx.span(node),
+    raise KernelSyntaxError("an f-string outside of print and assert", cx.span(node),
                             help="f-strings can be printed: print(f\"...\")")  # fmt: skip
 
 

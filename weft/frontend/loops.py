@@ -280,6 +280,7 @@ def _nest(
         if k == len(lowers):
             indices = bind(ivs)
             if getattr(node, ITERATION, False):
+                cx.iteration = [iv.value for iv in ivs]
                 draws.begin(cx, flatten(indices), list(zip(lowers, uppers, strict=True)))
             cx.bind(node.target, indices, span)
             cx.block(node.body)
@@ -297,7 +298,9 @@ def _nest(
             value.name = init.name
         return list(op.results)
 
+    outer = cx.iteration
     results = level(0)
+    cx.iteration = outer
     _after(cx, node, before)
     _enter(cx, carried, results)
 
@@ -317,12 +320,15 @@ def _breakable(cx: Lowering, node: ast.For, spaces: tuple[Any, ...], flag: str) 
         args[0].name = target_names(node.target, 1)[0]
         index = bind([Scalar(args[0], "int")])
         if getattr(node, ITERATION, False):
+            cx.iteration = [args[0]]
             draws.begin(cx, flatten(index), [])
         cx.bind(node.target, index, span)
         cx.block(node.body)
         return [b.op("arith.addi", args[0], step)]
 
+    outer = cx.iteration
     _while(cx, node, [lower], goes_on, body)
+    cx.iteration = outer
 
 
 def _while(

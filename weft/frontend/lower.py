@@ -230,6 +230,7 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
         value.name = name
     for value, lower in zip(block.args, lowers, strict=True):
         cx.counted(value, lower)
+    cx.iteration = list(block.args)
     with b.at(block):
         for name, kind, start in zip(names, totals, starts, strict=True):
             combined = reductions.kind(combiners[name], kind.dtype)
@@ -242,6 +243,7 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
         finals = [v for n, kind in zip(names, totals, strict=True)
                   for v in flatten(cx.coerce(cx.frame.env[n], kind, cx.span(node)))]  # fmt: skip
         b.do("scf.reduce", *finals)
+    cx.iteration = []
     return _handed_on(cx, function, totals, loop, cx.span(node))
 
 

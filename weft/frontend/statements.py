@@ -9,14 +9,15 @@ from weft.errors import KernelTypeError, Span
 from weft.frontend import (
     aggregates,
     casts,
-    effects,
     elements,
     expressions,
     lists,
+    overflow,
     records,
     reductions,
     rows,
     slices,
+    texts,
 )
 from weft.frontend.context import STATEMENTS, TARGETS, Lowering
 from weft.frontend.kinds import (
@@ -25,6 +26,7 @@ from weft.frontend.kinds import (
     Operand,
     Part,
     Row,
+    Scalar,
     Static,
     Tensor,
     Tup,
@@ -163,12 +165,15 @@ def _accumulate_one(
         result = cx.scalars.binary(symbol, old, value, span)
         cx.store_element(tensor.memref, tensor.dtype, indices, result, at)
         return
+    overflow.fits(cx, value, tensor.dtype, span)
+    given = value
     if symbol == "-":
         value = cx.scalars.negate(value, span)
     stored = cx.scalars.cast(value, tensor.dtype, span)
     kind = reductions.kind(combiner, tensor.dtype)
     with cx.builder.about(at):
-        cx.builder.atomic_rmw(kind, stored.value, tensor.memref, indices)
+        old = cx.builder.atomic_rmw(kind, stored.value, tensor.memref, indices)
+    overflow.added(cx, symbol, Scalar(old, tensor.dtype), given, span)
 
 
 def store(cx: Lowering, target: ast.Subscript, operand: Operand, span: Span) -> None:
@@ -201,6 +206,7 @@ def _store(cx: Lowering, part: Part | Row, operand: Operand, at: Span, span: Spa
         value = cx.read_scalar(item, span)
         elements.check_fits(tensor, value, span)
         lists.check_stored(cx, tensor, value, span)
+        overflow.fits(cx, value, tensor.dtype, span)
         cx.store_element(tensor.memref, tensor.dtype, indices, value, at)
 
 
@@ -334,11 +340,16 @@ def _merge(
 
 def assertion(cx: Lowering, node: ast.Assert) -> None:
     test = expressions.test(cx, node.test)
-    message = effects.assert_message(cx, node)
     if isinstance(test, Static):
         test = cx.scalars.constant(bool(test.value), "bool")
-    cx.builder.span = cx.span(node)
-    cx.builder.do("weft.assert", test.value, message=message)
+    span, message = cx.span(node), texts.message(cx, node)
+    cx.builder.span = span
+    if message is not None:
+        cx.builder.do("weft.assert", test.value, message=message)
+        return
+    assert node.msg is not None
+    with cx.builder.when(cx.scalars.negation(test, span).value):  # what fails computes its message
+        texts.failed(cx, node.msg, span)
 
 
 def nothing(cx: Lowering, node: ast.stmt) -> None:

@@ -21,6 +21,7 @@ from weft.errors import (
     InternalError,
     KernelAssertionError,
     KernelIndexError,
+    KernelOverflowError,
     KernelTypeError,
     RaceError,
 )  # fmt: skip
@@ -356,17 +357,22 @@ def _wait(m: Machine, op: Op, *operands: Any) -> Any:
 # --- checks and printing -------------------------------------------------------------------------
 
 
-def shown(value: Any) -> str:
-    """A value as Python prints it."""
-    return str(float(value)) if isinstance(value, np.floating) else str(value)
+def _numbers(op: Op, values: Sequence[Any]) -> list[Any]:
+    """Values as Python's numbers: those that ``op`` marks are unsigned."""
+    marked = op.attrs.get("unsigned", ())
+    return [
+        v % (1 << 64) if k in marked else float(v) if isinstance(v, np.floating) else v
+        for k, v in enumerate(values)
+    ]
 
 
 def _assert(m: Machine, op: Op, condition: bool, *operands: Any) -> tuple[()]:
     if not condition:
         message = op.attrs["message"]
-        for value in operands:
-            message = message.replace("{}", shown(value), 1)
-        raise KernelAssertionError(message, op.span)
+        if operands:
+            message = message.format(*_numbers(op, operands))
+        error = KernelOverflowError if "overflow" in op.attrs else KernelAssertionError
+        raise error(message, op.span)
     return ()
 
 
@@ -399,10 +405,9 @@ def _check_race(m: Machine, op: Op, memref: Any, iteration: int, *rest: int) -> 
 
 
 def _print(m: Machine, op: Op, *operands: Any) -> tuple[()]:
-    marked = op.attrs.get("unsigned", ())
-    values = iter(v % (1 << 64) if k in marked else v for k, v in enumerate(operands))
-    print("".join(shown(next(values)) if part is None else part for part in op.attrs["parts"]),
-          end="")  # fmt: skip
+    forms = op.attrs.get("formats") or [""] * len(operands)
+    texts = map(format, _numbers(op, operands), forms)
+    print("".join(next(texts) if part is None else part for part in op.attrs["parts"]), end="")
     return ()
 
 

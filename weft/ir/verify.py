@@ -282,8 +282,9 @@ def _store(c: _Checker, op: Op) -> None:
 
 def _combines(c: _Checker, op: Op, kind: Any, type: Type) -> None:
     c.check(op, kind in COMBINERS, f"{kind!r} is not a combiner")
-    scalar = isinstance(type, ScalarType) and not type.is_storage
-    fits = scalar and type.is_float == kind.endswith("f")
+    fits = (
+        isinstance(type, ScalarType) and not type.is_storage and type.is_float == kind.endswith("f")
+    )
     c.check(op, fits, f"`{kind}` does not combine {type}")
 
 

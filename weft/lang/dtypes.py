@@ -63,6 +63,9 @@ class Scalar(torch.Tensor):
                     return _as_values(result)
             return _as_values(func(*args, **(kwargs or {})))
 
+    def __format__(self, format_spec: str) -> str:
+        return format(self.item(), format_spec) if format_spec else str(self)
+
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
 

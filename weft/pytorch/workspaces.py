@@ -14,6 +14,7 @@ from weft.autodiff.adjoint import RUN, Adjoint, Buffer, segment_length
 from weft.index.expression import Dim, Poly, evaluate
 from weft.ir.core import Op, Value, walk
 from weft.ir.views import accessed_by
+from weft.lang.dtypes import EIGHT_BITS
 from weft.runtime.signature import TORCH_DTYPES
 from weft.schedule.recurrences import Recurrences, recurrences
 from weft.values import mutable
@@ -32,7 +33,9 @@ _KEPT = 4  # numbers of a turn that threads who share a loop keep: what a scan c
 # tensor their tapes may be: the chunks of a state are its number of elements by ``CHUNK``.
 _ROWS_TOGETHER = (64, 32, 16, 8)
 _ROOM = 32
-_COMPUTE: dict[Any, Any] = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+_COMPUTE: dict[Any, Any] = dict.fromkeys(
+    (torch.float16, torch.bfloat16, *EIGHT_BITS), torch.float32
+)
 REMEMBERED = 64  # sizes of calls for which it is known what fits them
 # Private copies of a gradient are for the CPU. Atomic additions cost some times what it takes to
 # fill an element of a copy and to add it up; fewer of them are not worth the second launch.

@@ -15,6 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from weft.codegen import libraries
+from weft.codegen.interface import number_of
 from weft.runtime.cache import DiskCache, hashed
 from weft.runtime.link import Linked, jump, link
 from weft.runtime.maker import compiler, processor
@@ -196,16 +197,13 @@ def _printing(function: Callable[[Any], None], prints: Prints) -> Callable[[Any]
     return call
 
 
-def _print(number: int, words: int) -> None:
+def _print(number: int, block: int) -> None:
     parts, kinds = _table.prints[number]
-    raw = ctypes.string_at(words, 8 * len(kinds))
-    values: list[int | float | bool] = []
-    for k, kind in enumerate(kinds):
-        form = {"float": "d", "unsigned": "Q"}.get(kind, "q")
-        value = struct.unpack_from(form, raw, 8 * k)[0]
-        values.append(bool(value) if kind == "bool" else value)
-    remaining = iter(values)
-    print("".join(str(next(remaining)) if part is None else part for part in parts), end="")
+    raw = ctypes.string_at(block, 8 * len(kinds))
+    words = struct.unpack(f"{len(kinds)}q", raw)
+    pairs = zip(words, (kind.partition(":") for kind in kinds), strict=True)
+    texts = (format(number_of(word, kind), form) for word, (kind, _, form) in pairs)
+    print("".join(next(texts) if part is None else part for part in parts), end="")
 
 
 _print_callback = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)(_print)

@@ -17,7 +17,15 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from weft.errors import CompileError, KernelAssertionError, KernelIndexError, KernelValueError, warn
+from weft.codegen.interface import number_of
+from weft.errors import (
+    CompileError,
+    KernelAssertionError,
+    KernelIndexError,
+    KernelOverflowError,
+    KernelValueError,
+    warn,
+)
 from weft.frontend.kinds import RegionChanged
 from weft.frontend.specs import Spec, TensorSpec
 from weft.frontend.split import HostPart, Region
@@ -486,7 +494,15 @@ def check_error(check: Any, values: list[int]) -> CompileError:
             f"{check.axis} has {extent} element{'s' * (extent != 1)}", span,
             help="narrow the loop, or test the subscript before",
         )  # fmt: skip
-    return KernelAssertionError(check.message or "assertion failed", span)
+    message = check.message or "assertion failed"
+    if check.values:
+        message = message.format(*map(number_of, values, check.values))
+    if check.kind == "overflow":
+        return KernelOverflowError(
+            message, span, help="compute in a wider type, weft.i64(x), or with a mask of the bits "
+            "that are meant; without debug, integers wrap",
+        )  # fmt: skip
+    return KernelAssertionError(message, span)
 
 
 def gradient_error(name: str, span: Span | None) -> KernelValueError:

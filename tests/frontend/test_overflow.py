@@ -1,0 +1,183 @@
+"""Debug mode: integers that wrap are an error with line, values and indices."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from tests.cuda.emulator import emulated
+from weft.tools.cross import compile_for
+
+DTYPES = [torch.int8, torch.int16, torch.int32, torch.int64,
+          torch.uint8, torch.uint16, torch.uint32, torch.uint64]  # fmt: skip
+# What is written, and what Python's integers give.
+OPERATIONS: dict[str, Callable[[int, int], int]] = {
+    "x[i] + y[i]": lambda a, b: a + b, "x[i] - y[i]": lambda a, b: a - b,
+    "x[i] * y[i]": lambda a, b: a * b, "x[i] << y[i]": lambda a, b: a << min(b, 80),
+    "x[i] // y[i]": lambda a, b: a // b, "-x[i]": lambda a, b: -a, "x[i] ** 3": lambda a, b: a**3,
+}  # fmt: skip
+
+
+def kernel_of(expression: str) -> weft.Kernel:
+    text = f"def kernel(x, y, o):\n    for i in range(x.shape[0]):\n        o[i] = {expression}\n"
+    name, scope = f"<overflow of {expression}>", {"weft": weft}
+    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+    exec(compile(text, name, "exec"), scope)
+    return weft.kernel(scope["kernel"], debug=True)  # type: ignore[arg-type]
+
+
+KERNELS = {expression: kernel_of(expression) for expression in OPERATIONS}
+
+
+def pairs(dtype: torch.dtype) -> Iterator[tuple[int, int]]:
+    """Numbers at the ends of the range, at its roots, and small ones."""
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    root, third = int(high**0.5), int(high ** (1 / 3))
+    some = [low, low + 1, high, high - 1, 0, 1, 2, 5, high // 2, high // 2 + 1, root, root + 1,
+            third, third + 1]  # fmt: skip
+    return itertools.product(some + ([-1, -2, low // 2, -root] if low else []), repeat=2)
+
+
+@pytest.mark.parametrize("expression", OPERATIONS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.sampled(4)
+def test_what_wraps_and_nothing_else_is_an_error(expression: str, dtype: torch.dtype) -> None:
+    info, of_python, unary = torch.iinfo(dtype), OPERATIONS[expression], "y" not in expression
+    for a, b in pairs(dtype):
+        if (unary and b) or ("<<" in expression and b < 0) or ("//" in expression and not b):
+            continue
+        x, y = torch.tensor([a], dtype=dtype), torch.tensor([b], dtype=dtype)
+        out, wanted = torch.zeros(1, dtype=dtype), of_python(a, b)
+        if info.min <= wanted <= info.max:
+            KERNELS[expression](x, y, out)
+            assert out.item() == wanted, (a, b)
+            continue
+        with pytest.raises(weft.KernelOverflowError):
+            KERNELS[expression](x, y, out)
+
+
+@weft.kernel(debug=True)
+def table(x: torch.Tensor, n: int, out: torch.Tensor) -> None:
+    for i, j in weft.ndrange(x.shape[0], n):
+        out[i, j] = x[i] * 1000 + j
+
+
+@pytest.mark.parametrize("place", [lambda kernel: kernel, emulated], ids=["compiled", "emulated"])
+def test_the_error_has_line_values_and_indices(place: Any) -> None:
+    x, out = torch.tensor([1, 3_000_000], dtype=torch.int32), torch.zeros(2, 1, dtype=torch.int32)
+    with pytest.raises(OverflowError) as error:
+        place(table)(x, 1, out)
+    assert isinstance(error.value, weft.KernelOverflowError)
+    first, *rest = str(error.value).splitlines()
+    assert first.endswith("in kernel `table`: 3000000 * 1000 overflows i32, at i = 1, j = 0")
+    assert [line.strip() for line in rest[:2]] == ["out[i, j] = x[i] * 1000 + j", "^" * 11]
+    assert rest[2].startswith("help: compute in a wider type, weft.i64(x)")
+
+
+@weft.kernel(debug=True)
+def in_order(x: torch.Tensor) -> torch.Tensor:
+    n = weft.i8(0)
+    weft.loop_config(serialize=True)
+    for i in range(x.shape[0]):
+        n = n + x[i]
+    return n
+
+
+def test_a_loop_in_order_has_its_own_indices() -> None:
+    with pytest.raises(weft.KernelOverflowError, match=r"100 \+ 100 overflows i8, at i = 1\n"):
+        in_order(torch.full((5,), 100, dtype=torch.int8))
+
+
+@weft.kernel(debug=True)
+def casts(x: torch.Tensor, n: int, out: torch.Tensor, which: weft.template()) -> None:  # type: ignore[valid-type]
+    for i in range(x.shape[0]):
+        if weft.static(which == 0):
+            out[i] = weft.i8(x[i])
+        elif weft.static(which == 1):
+            out[i] = x[i]
+        elif weft.static(which == 2):
+            out[i] = weft.u32(x[i])
+        elif weft.static(which == 3):
+            out[i] += x[i]
+        elif weft.static(which == 4):
+            out[i] -= x[i]
+        else:
+            out[i] = out[i] + n
+
+
+@pytest.mark.parametrize(
+    ("which", "dtype", "good", "bad", "text"),
+    [
+        (0, torch.int64, -128, 128, "128 does not fit in i8"),
+        (1, torch.int8, 127, -129, "-129 does not fit in i8"),
+        (2, torch.uint64, 2**32 - 1, -1, "-1 does not fit in u32"),
+        (3, torch.int8, 27, 28, "100 + 28 overflows i8"),
+        (4, torch.uint8, 100, 101, "100 - 101 overflows u8"),
+        (5, torch.int16, 32767 - 100, 32768 - 100, "100 + 32668 overflows i16"),
+        (5, torch.int16, -300, 40000, "40000 does not fit in i16"),
+    ],
+)
+def test_casts_stores_and_accumulations(
+    which: int, dtype: torch.dtype, good: int, bad: int, text: str
+) -> None:
+    out = torch.full((1,), 100, dtype=dtype)
+    casts(torch.tensor([good]), good, out, which)
+    out = torch.full((1,), 100, dtype=dtype)
+    with pytest.raises(weft.KernelOverflowError, match=text.replace("+", r"\+")):
+        casts(torch.tensor([bad]), bad, out, which)
+
+
+@weft.kernel(debug=True)
+def guarded(x: torch.Tensor, out: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        out[i] = x[i] * 2 if x[i] < 100 else x[i]
+        if x[i] < 100 and x[i] * 2 > 7:
+            out[i] += 1
+
+
+@weft.kernel(debug=True)
+def histogram(x: torch.Tensor, counts: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        counts[x[i] % 3] += 1
+
+
+@weft.kernel
+def wrapping(x: torch.Tensor, out: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        out[i] = x[i] * 1000
+
+
+@weft.kernel(debug=True)
+def masked(x: torch.Tensor, out: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        out[i] = weft.u32((weft.u64(x[i]) * 2654435761) & 0xFFFFFFFF)
+
+
+def test_what_is_not_computed_does_not_overflow() -> None:
+    x = torch.tensor([3, 101, 4, 127], dtype=torch.int8)
+    out = torch.zeros_like(x)
+    guarded(x, out)
+    assert out.tolist() == [6, 101, 9, 127]
+    counts = torch.zeros(3, dtype=torch.int32)
+    histogram(torch.arange(1000), counts)
+    assert counts.tolist() == [334, 333, 333]
+    with pytest.raises(weft.KernelOverflowError, match="127 \\+ 1 overflows i8"):
+        histogram(torch.arange(1000), torch.zeros(3, dtype=torch.int8))
+    wrapped = torch.zeros(1, dtype=torch.int32)
+    wrapping(torch.tensor([3_000_000], dtype=torch.int32), wrapped)
+    assert wrapped.item() == 3_000_000_000 - (1 << 32)
+    hashed = torch.zeros(2, dtype=torch.uint32)
+    masked(torch.tensor([1, 2**32 - 1], dtype=torch.uint32), hashed)
+    assert hashed.tolist() == [2654435761, (2**32 - 1) * 2654435761 % 2**32]
+
+
+def test_the_text_for_cuda_has_the_checks() -> None:
+    args = torch.empty(3, dtype=torch.int32), 1, torch.empty(3, 1, dtype=torch.int32)
+    (loop,) = compile_for("sm_90", table, *args)
+    assert loop.ptx.count("atom") >= 2  # of the record: a product and a sum

@@ -1,0 +1,164 @@
+"""Overflow of integers, which debug mode checks: arithmetic, negation, shifts and casts that wrap.
+
+A check stands beside what is computed, and changes nothing of it. Not checked: sums that a parallel
+loop reduces, `x[i] *= v` of several iterations, and powers with an exponent of run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.errors import Span
+from weft.frontend import complexes
+from weft.frontend.context import Lowering
+from weft.frontend.kinds import (
+    UNSIGNED,
+    Operand,
+    Scalar,
+    Static,
+    int_range,
+    is_int,
+)
+from weft.ir import types as ir
+from weft.ir.core import Value
+
+
+def arithmetic(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Operand:
+    """``a symbol b`` of two numbers, as a person wrote it."""
+    result = complexes.arithmetic(cx.scalars, symbol, a, b, span)
+    if cx.debug and isinstance(result, Scalar) and is_int(result.dtype):
+        _check_binary(cx, symbol, a, b, result, span)
+    return result
+
+
+def negated(cx: Lowering, x: Operand, span: Span) -> Scalar | Static:
+    """``-x``."""
+    result = cx.scalars.negate(x, span)
+    if cx.debug and isinstance(result, Scalar) and is_int(result.dtype):
+        value, least = cx.scalars.cast(x, result.dtype, span).value, int_range(result.dtype)[0]
+        worst = cx.builder.constant(least, value.scalar)
+        ok = cx.builder.op("arith.cmpi", value, worst, predicate="ne" if least else "eq")
+        _fail(cx, ok, f"-{{}} overflows {_named(result.dtype)}", [x], span)
+    return result
+
+
+def fits(cx: Lowering, x: Operand, dtype: str, span: Span) -> None:
+    """Checks that an integer ``x`` is one of ``dtype``, an integer type."""
+    if not cx.debug or not isinstance(x, Scalar) or not is_int(x.dtype) or not is_int(dtype):
+        return
+    b, (low, high), (least, most) = cx.builder, int_range(x.dtype), int_range(dtype)
+    tests: list[Value] = []
+    if low < least:
+        end = b.constant(least, x.value.scalar)
+        tests.append(b.op("arith.cmpi", x.value, end, predicate="sge"))
+    if high > most:
+        end = b.constant(most, x.value.scalar)
+        predicate = "ule" if x.dtype in UNSIGNED else "sle"
+        tests.append(b.op("arith.cmpi", x.value, end, predicate=predicate))
+    if tests:
+        ok = b.op("arith.andi", *tests) if len(tests) == 2 else tests[0]
+        _fail(cx, ok, f"{{}} does not fit in {_named(dtype)}", [x], span)
+
+
+def added(cx: Lowering, symbol: str, old: Scalar, x: Operand, span: Span) -> None:
+    """Checks that ``x`` could be added to an element that was ``old``, or be taken off."""
+    if cx.debug and is_int(old.dtype) and symbol in "+-":
+        new = cx.scalars.cast(x, old.dtype, span)
+        _check_binary(cx, symbol, old, new, cx.scalars.binary(symbol, old, new, span), span)
+
+
+def _check_binary(
+    cx: Lowering, symbol: str, a: Operand, b: Operand, result: Operand, span: Span
+) -> None:
+    assert isinstance(result, Scalar)
+    dtype, s, op = result.dtype, cx.scalars, cx.builder.op
+    if symbol == "**" and isinstance(b, Static):
+        _check_power(cx, a, b, dtype, span)
+        return
+    if symbol not in ("+", "-", "*", "<<", "//"):
+        return
+    if symbol != "//":
+        for x in (a, b) if symbol != "<<" else (a,):
+            fits(cx, x, dtype, span)
+    x, y = (s.cast(v, dtype, span).value for v in (a, b))
+    r, unsigned = result.value, dtype in UNSIGNED
+    zero = cx.builder.constant(0, r.scalar)
+    if symbol == "+" and unsigned:
+        ok = op("arith.cmpi", r, x, predicate="uge")
+    elif symbol == "-" and unsigned:
+        ok = op("arith.cmpi", x, y, predicate="uge")
+    elif symbol in "+-":  # the signs of what is added are alike, and that of the sum is not
+        other = op("arith.xori", *((y, r) if symbol == "+" else (x, y)))
+        wrong = op("arith.andi", op("arith.xori", x, r), other)
+        ok = op("arith.cmpi", wrong, zero, predicate="sge")
+    elif symbol == "<<":
+        back = op("arith.shrui" if unsigned else "arith.shrsi", r, y)
+        ok = op("arith.cmpi", back, x, predicate="eq")
+    elif symbol == "//":
+        if unsigned:
+            return
+        ends = (cx.builder.constant(end, r.scalar) for end in (int_range(dtype)[0], -1))
+        pairs = zip((x, y), ends, strict=True)
+        ok = op("arith.ori", *(op("arith.cmpi", v, end, predicate="ne") for v, end in pairs))
+    else:
+        ok = _product_fits(cx, x, y, r, unsigned)
+    _fail(cx, ok, f"{{}} {symbol} {{}} overflows {_named(dtype)}", [a, b], span)
+
+
+def _product_fits(cx: Lowering, x: Value, y: Value, r: Value, unsigned: bool) -> Value:
+    """Whether ``r`` is the product of ``x`` and ``y``."""
+    op, const = cx.builder.op, cx.builder.constant
+    if r.scalar.bits < 64:
+        extend = "arith.extui" if unsigned else "arith.extsi"
+        wide = [op(extend, v, type=ir.i64) for v in (x, y, r)]
+        return op("arith.cmpi", op("arith.muli", *wide[:2]), wide[2], predicate="eq")
+    # By dividing again: what is left of a product that wraps differs from the product by 2**64 or
+    # more, and so by more than one divisor. -1 is apart: dividing by it wraps itself.
+    zero = const(0, r.scalar)
+    back = op("arith.divui" if unsigned else "arith.floordivsi", r, x)
+    ok = op("arith.cmpi", back, y, predicate="eq")
+    if not unsigned:
+        minus = op("arith.cmpi", x, const(-1, r.scalar), predicate="eq")
+        least = op("arith.cmpi", y, const(-(1 << 63), r.scalar), predicate="eq")
+        ok = op("arith.select", op("arith.andi", minus, least), const(False, ir.i1), ok)
+    return op("arith.ori", ok, op("arith.cmpi", x, zero, predicate="eq"))
+
+
+def _check_power(cx: Lowering, a: Operand, b: Static, dtype: str, span: Span) -> None:
+    """Checks the products that a literal exponent stands for."""
+    x = cx.scalars.cast(a, dtype, span)
+    product = x
+    for _ in range(int(b.value) - 1):
+        found = cx.scalars.binary("*", product, x, span)
+        assert isinstance(found, Scalar)
+        ok = _product_fits(cx, product.value, x.value, found.value, dtype in UNSIGNED)
+        _fail(cx, ok, f"{{}} ** {b.value} overflows {_named(dtype)}", [a], span)
+        product = found
+
+
+def _named(dtype: str) -> str:
+    return "64 bits" if dtype == "int" else dtype
+
+
+def _fail(cx: Lowering, ok: Value, message: str, values: Sequence[Operand], span: Span) -> None:
+    """Stops the kernel with ``message``, the ``values`` in it, and where the iteration is."""
+    operands, unsigned = [], []
+    for x in values:
+        if isinstance(x, Static):
+            message = message.replace("{}", str(x.value), 1)
+            continue
+        assert isinstance(x, Scalar)
+        message = message.replace("{}", "{:d}", 1)
+        if x.dtype in UNSIGNED:
+            unsigned.append(len(operands))
+        operands.append(_word(cx, x, span))
+    places = [f"{v.name} = {{:d}}" for v in cx.iteration]
+    message += f", at {', '.join(places)}" if places else ""
+    marks = {"unsigned": tuple(unsigned)} if unsigned else {}
+    with cx.builder.about(span):
+        cx.builder.do("weft.assert", ok, *operands, *cx.iteration, message=message,
+                      overflow=True, **marks)  # fmt: skip
+
+
+def _word(cx: Lowering, x: Scalar, span: Span) -> Value:
+    return x.value if x.dtype == "u64" else cx.scalars.cast(x, "int", span).value

@@ -1,0 +1,194 @@
+"""``print``, and the messages of ``assert``: texts with values in them."""
+
+from __future__ import annotations
+
+import ast
+
+from weft.errors import KernelSyntaxError, KernelTypeError, Span
+from weft.frontend import aggregates
+from weft.frontend.context import Lowering
+from weft.frontend.kinds import (
+    UNSIGNED,
+    Complex,
+    Operand,
+    Scalar,
+    Static,
+    Tup,
+    Vec,
+    describe,
+    is_complex,
+    is_float,
+)
+from weft.ir.core import Block, Value
+
+MOST_VALUES = 15  # of a message: what the record of a check has room for
+_EXAMPLES = {"float": 1.5, "int": 1, "bool": True}
+
+
+class Text:
+    """A text that is put together when the kernel runs: strings, None for each value, and how each
+    value is formatted."""
+
+    def __init__(self, cx: Lowering, span: Span) -> None:
+        self.cx, self.span = cx, span
+        self.parts: list[str | None] = []
+        self.values: list[Value] = []
+        self.formats: list[str] = []
+        self.unsigned: list[int] = []
+
+    def node(self, node: ast.expr) -> None:
+        """What ``str(node)`` is; ``node`` may be an f-string."""
+        if not isinstance(node, ast.JoinedStr):
+            self.operand(self.cx.expression(node))
+            return
+        for piece in node.values:
+            if isinstance(piece, ast.FormattedValue):
+                self.operand(self.cx.expression(piece.value), self._format(piece))
+            else:
+                assert isinstance(piece, ast.Constant)
+                self.parts.append(str(piece.value))
+
+    def _format(self, piece: ast.FormattedValue) -> str:
+        """The format of a value: it is known at compile time. (Of numbers, !r and !s say what is
+        said without them.)"""
+        texts: list[str] = []
+        parts = piece.format_spec.values if isinstance(piece.format_spec, ast.JoinedStr) else []
+        for part in parts:
+            if isinstance(part, ast.Constant):
+                texts.append(str(part.value))
+                continue
+            assert isinstance(part, ast.FormattedValue)
+            found = self.cx.expression(part.value)
+            if not isinstance(found, Static) or part.format_spec is not None:
+                raise KernelSyntaxError(
+                    "a format that is known only at run time", self.cx.span(part.value),
+                    help="write the width and the precision as numbers: {x:8.3f}",
+                )  # fmt: skip
+            texts.append(str(found.value))
+        return "".join(texts)
+
+    def operand(self, x: Operand, form: str = "") -> None:
+        if isinstance(x, Static):
+            self.parts.append(self._formatted(x.value, form))
+        elif isinstance(x, (Tup, Vec)):
+            if form:
+                raise KernelTypeError(
+                    f"a format of {describe(x)}", self.span,
+                    help="formats are for numbers: name the items, {v[0]:.3f}",
+                )  # fmt: skip
+            self._items(list(aggregates.rows(x)) if isinstance(x, Vec) else x.items,
+                        "[]" if isinstance(x, Vec) else "()")  # fmt: skip
+        elif is_complex(x) and not form:
+            z = self.cx.read_number(x, self.span)
+            assert isinstance(z, Complex)
+            self.parts.append("complex(")
+            self.operand(z.real)
+            self.parts.append(", ")
+            self.operand(z.imag)
+            self.parts.append(")")
+        else:
+            self._number(self.cx.read_scalar(x, self.span), form)
+
+    def _items(self, items: list[Operand], around: str) -> None:
+        self.parts.append(around[0])
+        for k, item in enumerate(items):
+            if k:
+                self.parts.append(", ")
+            self.operand(item)
+        self.parts.append(around[1])
+
+    def _number(self, number: Scalar | Static, form: str) -> None:
+        if isinstance(number, Static):
+            self.parts.append(self._formatted(number.value, form))
+            return
+        dtype = number.dtype
+        kind = "float" if is_float(dtype) else "bool" if dtype == "bool" else "int"
+        self._formatted(_EXAMPLES[kind], form)
+        self.parts.append(None)
+        if dtype == "u64" or (form and dtype in UNSIGNED):
+            self.unsigned.append(len(self.values))
+        wide = "int" if dtype in UNSIGNED and dtype != "u64" else dtype
+        self.values.append(self.cx.scalars.cast(number, wide, self.span).value)
+        self.formats.append(form)
+
+    def _formatted(self, value: object, form: str) -> str:
+        try:
+            return format(value, form)
+        except (ValueError, TypeError) as error:
+            help = "write a format of Python, as .3f or 5d"
+            raise KernelTypeError(f"{error}: {form!r}", self.span, help=help) from None
+
+    @property
+    def marks(self) -> dict[str, tuple[object, ...]]:
+        """What an operation of the IR says of its values, beside them."""
+        marks: dict[str, tuple[object, ...]] = {}
+        if self.unsigned:
+            marks["unsigned"] = tuple(self.unsigned)
+        if any(self.formats):
+            marks["formats"] = tuple(self.formats)
+        return marks
+
+
+def printed(cx: Lowering, node: ast.Call) -> Operand:
+    """``print(a, "text", f"x = {x:.3f}", sep=..., end=...)``."""
+    span = cx.span(node)
+    options = {"sep": " ", "end": "\n"}
+    for keyword in node.keywords:
+        value = cx.expression(keyword.value)
+        if (
+            keyword.arg not in options
+            or not isinstance(value, Static)
+            or not isinstance(value.value, str)
+        ):
+            raise KernelTypeError(
+                "print in a kernel takes `sep` and `end`, which are strings",
+                span,
+                help="leave the other keywords out",
+            )
+        options[keyword.arg] = value.value
+    text = Text(cx, span)
+    for k, argument in enumerate(node.args):
+        if k:
+            text.parts.append(options["sep"])
+        text.node(argument)
+    text.parts.append(options["end"])
+    cx.builder.span = span
+    cx.builder.do("weft.print", *text.values, parts=tuple(text.parts), **text.marks)
+    return Static(None)
+
+
+def message(cx: Lowering, node: ast.Assert) -> str | None:
+    """The text of an assert's message; None where it has values of run time in it."""
+    if node.msg is None:
+        return ast.unparse(node.test)
+    with cx.builder.at(Block()):
+        text = Text(cx, cx.span(node.msg))
+        text.node(node.msg)
+    return None if text.values else "".join(map(str, text.parts))
+
+
+def failed(cx: Lowering, node: ast.expr, span: Span) -> None:
+    """Emits the end of the kernel by an assertion whose message is ``node``."""
+    text = Text(cx, cx.span(node))
+    text.node(node)
+    if len(text.values) > MOST_VALUES:
+        raise KernelTypeError(f"a message of {len(text.values)} values", cx.span(node),
+                              help=f"{MOST_VALUES} fit: print(...) the others before")  # fmt: skip
+    never = cx.scalars.constant(False, "bool").value
+    with cx.builder.about(span):
+        fail(cx, never, text)
+
+
+def fail(cx: Lowering, ok: Value, text: Text) -> None:
+    """Emits ``weft.assert`` of ``ok``, whose message is a template for ``str.format`` where it has
+    values."""
+    if not text.values:
+        cx.builder.do("weft.assert", ok, message="".join(map(str, text.parts)))
+        return
+    forms = iter(text.formats)
+    pieces = [
+        f"{{:{next(forms)}}}" if p is None else p.replace("{", "{{").replace("}", "}}")
+        for p in text.parts
+    ]
+    marks = {"unsigned": tuple(text.unsigned)} if text.unsigned else {}
+    cx.builder.do("weft.assert", ok, *text.values, message="".join(pieces), **marks)

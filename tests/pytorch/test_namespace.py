@@ -205,3 +205,14 @@ def test_names_that_are_not_ascii() -> None:
         torch.testing.assert_close(found, torch.full((3,), 3.0))
     with pytest.raises(KernelNameError, match="the namespace `ü` of operators is not ASCII"):
         weft.kernel(namespace="ü")(größe.function)
+
+
+def test_names_that_no_operator_can_have_are_refused_by_the_decorator() -> None:
+    """`torch.library` takes both in one string."""
+    with pytest.raises(KernelNameError, match="`mine::scale` is not the name of an") as caught:
+        weft.kernel(name="mine::scale")(größe.function)
+    assert 'write weft.kernel(namespace="mine", name="scale")' in str(caught.value)
+    with pytest.raises(KernelNameError, match="`two words` is not the name of an operator"):
+        weft.kernel(name="two words")(größe.function)
+    with pytest.raises(KernelNameError, match="is not the namespace of an operator"):
+        weft.kernel(namespace="a.b")(größe.function)

@@ -196,6 +196,11 @@ class Namespace:
                 f"the namespace `{namespace}` of operators is not ASCII",
                 help="PyTorch has no others: weft.kernel(namespace=...) chooses one",
             )
+        if not namespace.isidentifier():
+            raise KernelNameError(
+                f"`{namespace}` is not the namespace of an operator",
+                help="choose one that is like a module's: weft.kernel(namespace=...)",
+            )
         self.namespace = namespace
         self.kernels: dict[str, weakref.WeakKeyDictionary[KernelLike, None]] = {}
         # Operators that kernels of one text share.
@@ -213,7 +218,15 @@ class Namespace:
             found.__class__ = _Operators
 
     def announce(self, name: str, kernel: KernelLike) -> None:
-        """``kernel`` is what ``torch.ops.<namespace>.<name>`` means from now on."""
+        """``kernel`` is what ``torch.ops.<namespace>.<name>`` means from now on. Raises
+        ``KernelNameError`` where a name was chosen that no operator can have."""
+        if not name.isidentifier() and name != kernel.__name__:
+            space, _, own = name.rpartition("::")
+            raise KernelNameError(
+                f"`{name}` is not the name of an operator", kernel.span,
+                help=f'write weft.kernel(namespace="{space}", name="{own}")' if space
+                else "choose one that Python could give a function: weft.kernel(name=...)",
+            )  # fmt: skip
         for each in {name, in_ascii(name)}:
             self.kernels.setdefault(each, weakref.WeakKeyDictionary())[kernel] = None
             self.latest.pop(each, None)

@@ -14,17 +14,18 @@ def run(debug, function, *args):
     return weft.kernel(debug=debug)(function)(*args)
 
 
-@MODES
-def test_integers_wrap(debug):
+def test_integers_wrap():
     def grow(n, small, wide):
         for i in range(n.shape[0]):
             small[i] = n[i] + 100
             wide[i] = 2**62 * n[i]
 
     small, wide = torch.zeros(1, dtype=torch.int8), torch.zeros(1, dtype=torch.int64)
-    run(debug, grow, torch.tensor([100]), small, wide)
+    run(False, grow, torch.tensor([100]), small, wide)
     assert small.tolist() == [200 - 256]
     assert wide.tolist() == [(2**62 * 100 + 2**63) % 2**64 - 2**63]
+    with pytest.raises(weft.KernelOverflowError):
+        run(True, grow, torch.tensor([100]), small, wide)
 
 
 @MODES

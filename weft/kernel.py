@@ -24,7 +24,7 @@ from weft.frontend.split import HostPart, split
 from weft.lang import numbers
 from weft.options import Options, default_options
 from weft.pytorch import overrides
-from weft.pytorch.annotations import check_annotations, is_checked
+from weft.pytorch.annotations import check_once, is_checked
 from weft.pytorch.namespace import namespace_of
 from weft.runtime.entry import PLAIN, dispatched, make_entry
 from weft.runtime.launch import Implementations, Launcher, Tuning
@@ -158,9 +158,8 @@ class Definition:
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise KernelTypeError(
-                f"{error}", self.span, help=f"the kernel is {self.__name__}{self.signature}"
-            ) from None
+            help = f"the kernel is {self.__name__}{self.signature}"
+            raise KernelTypeError(f"{error}", self.span, help=help) from None
         bound.apply_defaults()
         return bound
 
@@ -171,12 +170,7 @@ class Definition:
     def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Checks tensors against annotations that give dtype, rank or sizes (once for each set of
         shapes and dtypes)."""
-        bound = self.bind(args, kwargs).arguments
-        values = [bound[p.name] for p in self._checked]
-        key = tuple((v.shape, v.dtype) if isinstance(v, torch.Tensor) else type(v) for v in values)
-        if key not in self._seen:
-            check_annotations(self._checked, bound, self.span)
-            self._seen.add(key)
+        check_once(self._checked, self.bind(args, kwargs).arguments, self.span, self._seen)
 
     @functools.cached_property
     def _policy(self) -> Policy:
@@ -221,10 +215,8 @@ class Definition:
 
     def _refuse_second(self, tuning: Tuning | None) -> None:
         if tuning is not None and self.tuning is not None:
-            raise KernelTypeError(
-                f"`{self.__name__}` is autotuned twice", self.span,
-                help="write one weft.autotune with all configs",
-            )  # fmt: skip
+            what = f"`{self.__name__}` is autotuned twice"
+            raise KernelTypeError(what, self.span, help="write one weft.autotune with all configs")
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         kernel: Any = self

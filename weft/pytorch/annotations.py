@@ -21,6 +21,17 @@ def is_checked(parameter: Parameter) -> bool:
     return isinstance(parameter.annotation, NDArrayType) or is_jaxtyping(parameter.annotation)
 
 
+def check_once(
+    parameters: Sequence[Parameter], arguments: dict[str, Any], span: Span | None, seen: set[Any]
+) -> None:  # fmt: skip
+    """``check_annotations``, once for each set of shapes and dtypes; ``seen`` has those."""
+    values = [arguments[p.name] for p in parameters]
+    key = tuple((v.shape, v.dtype) if isinstance(v, torch.Tensor) else type(v) for v in values)
+    if key not in seen:
+        check_annotations(parameters, arguments, span)
+        seen.add(key)
+
+
 def check_annotations(
     parameters: Sequence[Parameter], arguments: dict[str, Any], span: Span | None
 ) -> None:

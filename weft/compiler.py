@@ -11,6 +11,7 @@ from types import MappingProxyType
 from weft import timing
 from weft.codegen import cpu
 from weft.codegen.machine import host_cpu
+from weft.codegen.shading import ShaderCode
 from weft.frontend.lower import lower
 from weft.frontend.sizes import Size, sizes
 from weft.frontend.specs import Spec
@@ -124,6 +125,14 @@ def optimize(
         return made
     without += [factor, fuse]
     return _passed(function, options, noalias, listener, without, other=other)
+
+
+def to_shader(function: Function, options: Options, dialect: str) -> ShaderCode:
+    """IR to the text of shaders, in "wgsl" or "msl". Raises ``CompileError``s."""
+    from weft.codegen.shader.dialects import DIALECTS  # where shaders are asked for
+    from weft.codegen.shader.emit import compile_shader
+
+    return compile_shader(optimize(function, options), DIALECTS[dialect])
 
 
 def _checked(function: Function, options: Options) -> None:

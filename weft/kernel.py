@@ -15,7 +15,7 @@ from torch.autograd import profiler
 
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
-from weft.errors import KernelTypeError
+from weft.errors import KernelTypeError, KernelValueError
 from weft.frames import shorten, user_frames
 from weft.frontend.hints import configured_loops
 from weft.frontend.names import Scope
@@ -205,6 +205,16 @@ class Definition:
         return type(self)(
             self.function, options, self._op_name, self._namespace, tuning or self.tuning
         )
+
+    def on(self, device: str) -> Self:
+        """This kernel on ``device``, "webgpu": tensors of the CPU are copied there and back. See
+        docs/webgpu.md. Raises ``KernelValueError``."""
+        if device not in ("webgpu", "cpu"):
+            raise KernelValueError(
+                f"{device!r} is no device that a kernel may be asked to run on", self.span,
+                help='write kernel.on("webgpu"); tensors on "cuda" run there by themselves',
+            )  # fmt: skip
+        return self.changed({"on": "" if device == "cpu" else device})
 
     def adopt(self, options: dict[str, Any], tuning: Tuning | None = None) -> None:
         """Takes further options, where other decorators stand between. Raises

@@ -54,6 +54,7 @@ class Options:
     debug: bool = False
     strict_math: bool = False
     interpret: bool = False
+    on: str = ""  # the device that CPU tensors are copied to: "webgpu"
     autocast: Any = None  # which arguments torch.autocast casts (see ``pytorch/autocast.py``)
     fuse: bool | None = None  # with Inductor's loops: False not at all, True also where slower
     verify: bool = False

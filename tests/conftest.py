@@ -3,11 +3,14 @@ test may take long."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
+import importlib.util
 import os
 import resource
 import time
+import weakref
 import zlib
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -121,18 +124,54 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     path = metafunc.definition.path.relative_to(metafunc.config.rootpath).as_posix()
-    if path not in ANYWHERE or not torch.cuda.is_available():
+    if path not in ANYWHERE or metafunc.definition.get_closest_marker("cpu") is not None:
         return
-    places = ["cpu"]
-    if metafunc.definition.get_closest_marker("cpu") is None:
+    places: list[Any] = ["cpu"]
+    if torch.cuda.is_available():
         places.append(pytest.param("cuda", marks=pytest.mark.cuda))
+    if importlib.util.find_spec("wgpu") is not None:
+        places.append(pytest.param("webgpu", marks=(pytest.mark.webgpu, pytest.mark.slow)))
     metafunc.parametrize("device", places, indirect=True)
+
+
+def adapter() -> None:
+    """Skips a test where there is no device for WebGPU."""
+    from weft.runtime import webgpu
+
+    try:
+        webgpu.device()
+    except webgpu.WebGpuError as error:
+        pytest.skip(str(error))
+
+
+@contextlib.contextmanager
+def on_webgpu() -> Iterator[None]:
+    """Kernels that are called run on WebGPU."""
+    from weft.kernel import Kernel
+
+    adapter()
+    call, there = Kernel.__call__, weakref.WeakKeyDictionary[Kernel, Kernel]()
+
+    def called(kernel: Kernel, *args: Any, **kwargs: Any) -> Any:
+        if not kernel.options.on:
+            if kernel not in there:
+                there[kernel] = kernel.on("webgpu")
+            kernel = there[kernel]
+        return call(kernel, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Kernel, "__call__", called)
+        yield
 
 
 @pytest.fixture(autouse=True)
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
     """Where tensors are made that do not say where."""
     place = getattr(request, "param", "cpu")
+    if place == "webgpu":
+        with on_webgpu():
+            yield place
+        return
     if place == "cpu":
         yield place
         return

@@ -9,9 +9,9 @@ from weft.values import frozen
 # What a device may have, in WebGPU's words: integers, and floats, of 64 bits.
 INT64, FLOAT64 = "shader-int64", "shader-f64"
 
-# The words of "params": infinity, minus infinity and NaN; then two for each slot, which are its
+# The words of "params": infinity, minus infinity, NaN and 0; then two for each slot, which are its
 # bits; then how many blocks there are; then each slot as a float of 32 bits.
-FIRST = 3
+FIRST = 4
 ENTRY = "main"
 
 

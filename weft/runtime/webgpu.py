@@ -32,7 +32,7 @@ from weft.values import frozen, mutable
 
 log_launch = logging.getLogger("weft.launch")
 
-_SPECIAL = struct.pack("<fff", math.inf, -math.inf, math.nan)
+_SPECIAL = struct.pack("<ffff", math.inf, -math.inf, math.nan, 0.0)
 _ERROR_WORDS = 18
 _MOST_SIDE = 65535  # blocks along a side of a grid
 _UNKNOWN = 256  # blocks, where the trip count is known on the device only

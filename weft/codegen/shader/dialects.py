@@ -80,6 +80,10 @@ class Dialect(abc.ABC):
         """Functions ``inf_f32`` and so on."""
 
     @abc.abstractmethod
+    def zero(self, t: ScalarType) -> str:
+        """A function ``zero_f32`` of whose value a driver knows nothing."""
+
+    @abc.abstractmethod
     def load_atomic(self, place: str) -> str: ...
     @abc.abstractmethod
     def store_atomic(self, place: str, value: str) -> str: ...
@@ -124,6 +128,9 @@ class Wgsl(Dialect):
             f"fn {name}_{t.name}() -> {t.name} {{ return {t.name}(bitcast<f32>(params[{k}u])); }}"
             for k, name in enumerate(("inf", "minus_inf", "nan"))
         )
+
+    def zero(self, t: ScalarType) -> str:
+        return f"fn zero_{t.name}() -> {t.name} {{ return {t.name}(bitcast<f32>(params[3u])); }}"
 
     def load_atomic(self, place: str) -> str:
         return f"atomicLoad(&{place})"
@@ -200,6 +207,9 @@ static u32 countOneBits(u32 value) { return popcount(value); }
     def special(self, t: ScalarType) -> str:
         numbers = {"inf": "INFINITY", "minus_inf": "-INFINITY", "nan": "NAN"}
         return "\n".join(f"static f32 {n}_{t.name}() {{ return {v}; }}" for n, v in numbers.items())
+
+    def zero(self, t: ScalarType) -> str:
+        return f"static f32 zero_{t.name}() {{ volatile f32 zero = 0.0f; return zero; }}"
 
     def load_atomic(self, place: str) -> str:
         return f"atomic_load_explicit(&{place}, memory_order_relaxed)"

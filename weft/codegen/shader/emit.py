@@ -70,14 +70,16 @@ def _form(
     word = 0
     if len(bound.stages) > 1:
         word = bound.function.args[-2].memref.element.bytes
-    made = [_stage(stage, function, threads, dialect) for stage in bound.stages]
+    made = [_stage(stage, function, threads, dialect, wide) for stage in bound.stages]
     return Form(wide, tuple(made), word)
 
 
 def _stage(
-    stage: Function, function: Function, threads: tuple[int, int, int], dialect: Dialect
-) -> Stage:
-    """``function``: the one of whose arguments those of ``stage`` are the first."""
+    stage: Function, function: Function, threads: tuple[int, int, int], dialect: Dialect,
+    wide: bool,
+) -> Stage:  # fmt: skip
+    """``function``: the one of whose arguments those of ``stage`` are the first. ``wide``: sizes
+    and subscripts have 64 bits."""
     e = Expressions(dialect)
     changed, atomic = written(stage), atomically_updated(stage)
     slots = argument_slots(function)
@@ -85,10 +87,9 @@ def _stage(
     names: dict[Value, str] = {}
     low: dict[Value, str] = {}
     views: dict[Value, View] = {}
-    sizes_wide = any(v.type is index for op in walk(stage.body) for v in op.operands)
 
     def size(word: int) -> str:
-        return f"i64(params[{word}u])" if sizes_wide else f"i32(params[{word}u])"
+        return f"i64(params[{word}u])" if wide else f"i32(params[{word}u])"
 
     for k, arg in enumerate(stage.args):
         if isinstance(arg.type, MemRefType):
@@ -112,7 +113,7 @@ def _stage(
             names[arg] = _argument(arg.scalar, word) if arg.scalar is not f32 else low[arg]
     made = Printer(stage, dialect, e, threads, views, names, low).run()
     features = []
-    if made.needs_64 is not None or sizes_wide or any(
+    if made.needs_64 is not None or wide or any(
         views[v].buffer.element in (i64, index) for v in views if views[v].buffer.name in made.used
     ):
         features.append(INT64)

@@ -131,8 +131,8 @@ def functions(needs: set[tuple[str, ScalarType]], dialect: Dialect) -> list[str]
 
 
 def _function(name: str, t: ScalarType, dialect: Dialect) -> str:
-    if name == "special":
-        return dialect.special(t)
+    if name in ("special", "zero"):
+        return dialect.special(t) if name == "special" else dialect.zero(t)
     if f"{name}_{t.name}" in _HALVES:
         return dialect.function(_HALVES[f"{name}_{t.name}"])
     own, unsigned = type_of(t), unsigned_of(t)

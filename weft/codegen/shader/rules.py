@@ -213,15 +213,19 @@ def _cmpf(e: Expressions, op: Op, a: list[str]) -> str:
     if predicate in ("one", "ueq"):
         differ = f"({a[0]} < {a[1]} || {a[0]} > {a[1]})"
         return differ if predicate == "one" else f"(!{differ})"
-    if predicate[0] == "o" or predicate == "une":
+    if predicate[0] == "o":
         return f"({a[0]} {_SIGNS[predicate[1:]]} {a[1]})"
-    other = {"lt": ">=", "le": ">", "gt": "<=", "ge": "<"}[predicate[1:]]
+    # Compilers of WGSL take `!=` for false where an operand is NaN: the opposite is denied.
+    other = {"ne": "==", "lt": ">=", "le": ">", "gt": "<=", "ge": "<"}[predicate[1:]]
     return f"(!({a[0]} {other} {a[1]}))"
 
 
 @_rule("arith.addf", "arith.subf", "arith.mulf", "arith.divf")
 def _float(e: Expressions, op: Op, a: list[str]) -> str:
     sign = {"add": "+", "sub": "-", "mul": "*", "div": "/"}[op.name[6:9]]
+    if sign == "*":  # drivers take a product with 0.0 for 0.0, also of infinity and NaN
+        pairs = zip(op.operands, a, strict=True)
+        a = [e.call("zero", v.scalar) if constant_of(v) == 0.0 else text for v, text in pairs]
     return f"({a[0]} {sign} {a[1]})"
 
 

@@ -127,12 +127,15 @@ def optimize(
     return _passed(function, options, noalias, listener, without, other=other)
 
 
-def to_shader(function: Function, options: Options, dialect: str) -> ShaderCode:
-    """IR to the text of shaders, in "wgsl" or "msl". Raises ``CompileError``s."""
+def to_shader(
+    function: Function, options: Options, dialect: str, *, watch: bool = False
+) -> ShaderCode:
+    """IR to the text of shaders, in "wgsl" or "msl" (see ``compile_shader``). Raises
+    ``CompileError``s."""
     from weft.codegen.shader.dialects import DIALECTS  # where shaders are asked for
     from weft.codegen.shader.emit import compile_shader
 
-    return compile_shader(optimize(function, options), DIALECTS[dialect])
+    return compile_shader(optimize(function, options), DIALECTS[dialect], watch=watch)
 
 
 def _checked(function: Function, options: Options) -> None:

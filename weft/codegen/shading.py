@@ -13,6 +13,9 @@ INT64, FLOAT64 = "shader-int64", "shader-f64"
 # bits; then how many blocks there are; then each slot as a float of 32 bits.
 FIRST = 4
 ENTRY = "main"
+# Mesa's driver for CPUs ends the loops of a thread after 65,535 turns in all, without a word. Where
+# there may be more it is an error, with this in place of a check's number.
+MOST_TURNS, STOPPED = 60_000, 0xFFFFFFFF
 
 
 @frozen

@@ -21,7 +21,7 @@ import torch
 
 from weft import timing
 from weft.codegen.interface import Slot
-from weft.codegen.shading import ENTRY, FIRST, INT64, Form, ShaderCode, Stage
+from weft.codegen.shading import ENTRY, FIRST, INT64, MOST_TURNS, STOPPED, Form, ShaderCode, Stage
 from weft.errors import KernelValueError, WeftError
 from weft.runtime import build, native
 from weft.runtime.arguments import sizes_of
@@ -71,6 +71,7 @@ class Device:
         self.lock = threading.RLock()
         self.free: dict[int, list[Any]] = {}
         self.kept = 0
+        self.ends_loops = self.name.startswith("llvmpipe")
 
     def buffer(self, size: int) -> Any:
         """A buffer of at least ``size`` bytes. Raises ``WebGpuError``."""
@@ -170,7 +171,7 @@ class WebGpu:
     name, version = "webgpu", 1
 
     def machine(self) -> str:
-        return ""
+        return "watched" * device().ends_loops
 
     def from_disk(self, job: build.Job, header: dict[str, Any], code: bytes) -> Compiled | None:
         try:
@@ -187,7 +188,8 @@ class WebGpu:
                 "arguments share memory, and a shader has a buffer for each", job.loop.function.span,
                 "pass a copy (x.clone())",
             )  # fmt: skip
-        code = pipeline.to_shader(job.loop.function, replace(job.options, debug=False), "wgsl")
+        code = pipeline.to_shader(job.loop.function, replace(job.options, debug=False), "wgsl",
+                                  watch=device().ends_loops)  # fmt: skip
         if job.cache is not None:
             job.cache.store(job.key, to_json(code), b"")
         return Compiled(job, code, {})
@@ -321,6 +323,12 @@ class Call:
     def _checked(self, buffer: Any) -> None:
         data = self.on.device.queue.read_buffer(buffer, 0, 4 * _ERROR_WORDS)
         failed, number, *words = struct.unpack(f"<{_ERROR_WORDS}I", data)
+        if failed and number == STOPPED:
+            raise WebGpuError(
+                f"`{self.compiled.loop.summary.name}` has more than {MOST_TURNS:,} turns of loops in "
+                f"a thread, and {self.on.name} ends them too early. Share the work among more "
+                "iterations of the parallel loop, or run it on a CPU"
+            )
         if failed:
             check = self.code.checks[number - 1]
             values = [_value(kind, word) for kind, word in zip(check.values, words, strict=False)]

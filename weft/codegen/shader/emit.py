@@ -26,8 +26,9 @@ from weft.schedule.index_width import Program, candidates, narrow
 from weft.schedule.marks import numbered
 from weft.schedule.nest import Nest, arrays_of, axes_of
 from weft.schedule.workgroup import THREADS, on_workgroups
-def compile_shader(function: Function, dialect: Dialect) -> ShaderCode:
-    """``function``, the result of the passes, as shaders. Raises ``UnsupportedInShaderError``."""
+def compile_shader(function: Function, dialect: Dialect, *, watch: bool = False) -> ShaderCode:
+    """``function``, the result of the passes, as shaders. ``watch``: for a driver that ends long loops
+    too early, which is then an error. Raises ``UnsupportedInShaderError``."""
     with timing.stage("schedule"):
         function = expand(annotated(function, numbered(function)))
         parallel = outermost(function)
@@ -38,9 +39,9 @@ def compile_shader(function: Function, dialect: Dialect) -> ShaderCode:
     threads = (THREADS, 1, 1) if len(order) < 2 or (parallel and parallel.attrs["kinds"]) else (
         32, THREADS // 32, 1)  # fmt: skip
     with timing.stage("emit"):
-        forms = [_form(narrow(function, chosen), order, threads, dialect, wide=False)]
+        forms = [_form(narrow(function, chosen), order, threads, dialect, wide=False, watch=watch)]
         if chosen:
-            forms.append(_form(function, order, threads, dialect, wide=True))
+            forms.append(_form(function, order, threads, dialect, wide=True, watch=watch))
     places = {arg: k for k, arg in enumerate(function.args)}
     changed = {places[v] for v in written(function) if v in places}
     read = {places[v] for v in loaded(list(walk(function.body))) if v in places}
@@ -64,19 +65,19 @@ def _nest(function: Function, parallel: Op | None, program: Program, needed: lis
 
 def _form(
     function: Function, order: Sequence[int], threads: tuple[int, int, int], dialect: Dialect, *,
-    wide: bool,
+    wide: bool, watch: bool,
 ) -> Form:  # fmt: skip
     bound = on_workgroups(function, outermost(function), order)
     word = 0
     if len(bound.stages) > 1:
         word = bound.function.args[-2].memref.element.bytes
-    made = [_stage(stage, function, threads, dialect, wide) for stage in bound.stages]
+    made = [_stage(stage, function, threads, dialect, wide, watch) for stage in bound.stages]
     return Form(wide, tuple(made), word)
 
 
 def _stage(
     stage: Function, function: Function, threads: tuple[int, int, int], dialect: Dialect,
-    wide: bool,
+    wide: bool, watch: bool,
 ) -> Stage:  # fmt: skip
     """``function``: the one of whose arguments those of ``stage`` are the first. ``wide``: sizes
     and subscripts have 64 bits."""
@@ -111,9 +112,10 @@ def _stage(
             low[arg] = f"bitcast<f32>(params[{single}u])" if kind == "float" else (
                 f"i32(params[{word}u])")  # fmt: skip
             names[arg] = _argument(arg.scalar, word) if arg.scalar is not f32 else low[arg]
-    made = Printer(stage, dialect, e, threads, views, names, low).run()
+    made = Printer(stage, dialect, e, threads, views, names, low, watch).run()
     features = []
-    if made.needs_64 is not None or wide or any(
+    has_doubles = any(name.startswith("bitcast<f64>") for name in names.values())
+    if made.needs_64 is not None or wide or has_doubles or any(
         views[v].buffer.element in (i64, index) for v in views if views[v].buffer.name in made.used
     ):
         features.append(INT64)
@@ -136,10 +138,9 @@ def _stage(
 
 def _argument(t: ScalarType, word: int) -> str:
     """A number of the argument block."""
-    if t is f64:
-        return f"bitcast<f64>(vec2<u32>(params[{word}u], params[{word + 1}u]))"
-    if t in (i64, index):
-        return f"i64(u64(params[{word}u]) | (u64(params[{word + 1}u]) << 32u))"
+    if t is f64 or t in (i64, index):
+        words = f"(u64(params[{word}u]) | (u64(params[{word + 1}u]) << 32u))"
+        return f"bitcast<f64>{words}" if t is f64 else f"i64{words}"
     if type_of(t) == "bool":
         return f"(params[{word}u] != 0u)"
     return f"i32(params[{word}u])"

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from weft.codegen.shader.dialects import Dialect, UnsupportedInShaderError, register, type_of
 from weft.codegen.shader.memory import Accesses, Buffer
 from weft.codegen.shader.rules import Expressions, narrowed, widened
+from weft.codegen.shading import MOST_TURNS, STOPPED
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.interp import evaluate
 from weft.ir.ops import MEMREF_AT, OPS
@@ -40,12 +41,14 @@ class Written:
 
 class Printer:
     """``views``, ``names``: of the function's arguments; ``low``: those of 64 bits as an i32 or
-    f32."""
+    f32. ``watch``: it is an error where loops have too many turns for a driver."""
 
     def __init__(
         self, function: Function, dialect: Dialect, e: Expressions, threads: tuple[int, int, int],
         views: Mapping[Value, View], names: Mapping[Value, str], low: Mapping[Value, str],
+        watch: bool,
     ) -> None:  # fmt: skip
+        self.watch = watch
         self.function, self.d, self.e, self.threads = function, dialect, e, threads
         self.views, self.names, self.low = dict(views), dict(names), low
         self.lines: list[str] = []
@@ -57,6 +60,8 @@ class Printer:
         self.may_leave = not any(op.name == "gpu.barrier" for op in walk(function.body))
 
     def run(self) -> Written:
+        if self.watch:
+            self.line(self.d.variable("turns", "u32", "0u"))
         self.block(self.function.body)
         return self.made
 
@@ -236,18 +241,34 @@ class Printer:
         self.block(block)
         self.assign(names, block.terminator.operands)
 
-    def head(self, iv: Value, bounds: Sequence[Value]) -> str:
+    def enter(self, iv: Value, bounds: Sequence[Value]) -> None:
+        """Begins a loop over ``iv``."""
         lower, upper, step = map(self.of, bounds)
         name = self.names[iv] = self.fresh(iv)
         start = self.d.variable(name, type_of(iv.scalar), lower)
-        return f"for ({start} {name} < {upper}; {name} = {name} + {step}) {{"
+        self.begin(f"for ({start} {name} < {upper}; {name} = {name} + {step}) {{")
+
+    def begin(self, head: str) -> None:
+        """Begins a loop, whose turns are counted where a driver ends it after some."""
+        if not self.watch:
+            self.line(head)
+            return
+        self.line("turns = turns + 1u;")
+        self.line(head)
+        self.line("turns = turns + 1u;")
+        self.made.used.add("error")
+        self.line(f"if (turns > {MOST_TURNS}u) {{")
+        for place, value in (("error[1]", f"{STOPPED}u"), ("error[0]", "1u")):
+            self.line(self.d.store_atomic(place, value))
+        self.line("break;")
+        self.line("}")
 
     def for_loop(self, op: Op) -> None:
         loop = For(op)
         self.noted(op, loop.index)
         names = self.variables(op, loop.carried, loop.inits)
         self.names.update(zip(loop.carried, names, strict=True))
-        self.line(self.head(loop.index, loop.bounds))
+        self.enter(loop.index, loop.bounds)
         self.region(op.body, names)
         self.line("}")
         self.names.update(zip(op.results, names, strict=True))
@@ -258,7 +279,7 @@ class Printer:
         self.noted(op, *loop.indices)
         names = self.variables(op, op.results, loop.inits)
         for iv, bounds in zip(loop.indices, loop.axes, strict=True):
-            self.line(self.head(iv, bounds))
+            self.enter(iv, bounds)
         self.block(op.body)
         for name, kind, value in zip(names, loop.kinds, loop.contributions, strict=True):
             made = self.e.combined(kind, value.scalar, name, self.of(value))
@@ -272,7 +293,7 @@ class Printer:
         carried = self.variables(op, loop.before.args, op.operands)
         results = self.variables(op, op.results)
         self.names.update(zip(loop.before.args, carried, strict=True))
-        self.line("while (true) {")
+        self.begin("while (true) {")
         self.block(loop.before)
         self.assign(results, loop.handed)
         self.line(f"if (!({self.of(loop.condition)})) {{ break; }}")

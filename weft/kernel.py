@@ -15,14 +15,14 @@ from torch.autograd import profiler
 
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
-from weft.errors import KernelTypeError, KernelValueError
+from weft.errors import KernelTypeError
 from weft.frames import shorten, user_frames
 from weft.frontend.hints import configured_loops
 from weft.frontend.names import Scope
 from weft.frontend.parameters import Parameter, returned_types
 from weft.frontend.split import HostPart, split
 from weft.lang import numbers
-from weft.options import Options, default_options
+from weft.options import Options, asked, default_options
 from weft.pytorch import overrides
 from weft.pytorch.annotations import check_annotations, is_checked
 from weft.pytorch.namespace import namespace_of
@@ -107,11 +107,7 @@ class Definition:
 
     @property
     def span(self) -> Span:
-        """The ``def`` line."""
-        tree = self.source.tree
-        text = self.source.lines.get(tree.lineno, "")
-        return Span(self.source.file, tree.lineno, tree.col_offset, tree.lineno, len(text), text,
-                    self.__name__)  # fmt: skip
+        return self.source.heading
 
     @property
     def mutated(self) -> frozenset[str]:
@@ -207,14 +203,8 @@ class Definition:
         )
 
     def on(self, device: str) -> Self:
-        """This kernel on ``device``, "webgpu": tensors of the CPU are copied there and back. See
-        docs/webgpu.md. Raises ``KernelValueError``."""
-        if device not in ("webgpu", "cpu"):
-            raise KernelValueError(
-                f"{device!r} is no device that a kernel may be asked to run on", self.span,
-                help='write kernel.on("webgpu"); tensors on "cuda" run there by themselves',
-            )  # fmt: skip
-        return self.changed({"on": "" if device == "cpu" else device})
+        """This kernel on "webgpu" (docs/webgpu.md), or on "cpu". Raises ``ValueError``."""
+        return self.changed({"on": asked(device)})
 
     def adopt(self, options: dict[str, Any], tuning: Tuning | None = None) -> None:
         """Takes further options, where other decorators stand between. Raises

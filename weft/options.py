@@ -79,6 +79,16 @@ class Options:
         return {name: True for name in ("strict_math", "lines") if getattr(self, name)}
 
 
+def asked(device: str) -> str:
+    """``Options.on`` of a device. Raises ``ValueError``."""
+    if device not in ("webgpu", "cpu"):
+        raise ValueError(
+            f"{device!r} is no device that a kernel may be asked to run on: write "
+            '.on("webgpu"); tensors on "cuda" run there by themselves'
+        )
+    return "" if device == "cpu" else device
+
+
 def _flag(name: str, default: bool) -> bool:
     text = os.environ.get(name, "").strip().lower()
     if text in ("", "1", "0", "true", "false", "yes", "no", "on", "off"):

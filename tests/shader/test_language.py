@@ -12,7 +12,7 @@ from tests.conftest import adapter
 from tests.frontend import test_language as language
 from tests.frontend.test_language import *  # noqa: F403 - the same tests
 
-pytestmark = [pytest.mark.webgpu]
+pytestmark = [pytest.mark.webgpu, pytest.mark.slow]
 
 
 def on_webgpu(kernel: weft.Kernel, *args: Any, rtol: float = 1e-5) -> None:

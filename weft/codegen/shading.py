@@ -13,9 +13,10 @@ INT64, FLOAT64 = "shader-int64", "shader-f64"
 # bits; then how many blocks there are; then each slot as a float of 32 bits.
 FIRST = 4
 ENTRY = "main"
-# Mesa's driver for CPUs ends the loops of a thread after 65,535 turns in all, without a word. Where
-# there may be more it is an error, with this in place of a check's number.
-MOST_TURNS, STOPPED = 60_000, 0xFFFFFFFF
+# Mesa's driver for CPUs ends loops without a word after so many turns: of all loops of a thread
+# together, those counted that any thread beside it takes. That is an error, with ``STOPPED`` in
+# place of a check's number.
+MOST_TURNS, STOPPED = 65_535, 0xFFFFFFFF
 
 
 @frozen
@@ -43,8 +44,8 @@ class Form:
 @frozen
 class ShaderCode:
     """What launching needs of a loop. ``slots``: the words of the argument block, as for other
-    devices. ``threads``: of a block, along x, y and z; ``order``: which index of the loop runs along
-    x, y and z. ``copied``: positions of arguments whose contents matter."""
+    devices. ``threads``: of a block, along x, y and z; ``order``: which index of the loop runs
+    along x, y and z. ``copied``: positions of arguments whose contents matter."""
 
     dialect: str
     slots: tuple[Slot, ...]

@@ -218,7 +218,12 @@ class Forms:
         try:
             with deep(self.region.span):
                 compiled = self.compile_region(
-                    backend(place, self.options), region, self.source, by_name, self.options, noalias=not aliased
+                    backend(place, self.options),
+                    region,
+                    self.source,
+                    by_name,
+                    self.options,
+                    noalias=not aliased,
                 )
         except CompileError:
             passed = zip(self.region.args, specs, strict=True)

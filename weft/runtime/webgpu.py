@@ -49,7 +49,7 @@ class Device:
     def __init__(self) -> None:
         os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa complains without
         try:
-            import wgpu
+            import wgpu  # heavy, and installed by who wants it
         except ImportError as error:
             raise WebGpuError(
                 'kernel.on("webgpu") needs the package wgpu: pip install wgpu'
@@ -185,8 +185,8 @@ class WebGpu:
 
         if not job.noalias:
             raise KernelValueError(
-                "arguments share memory, and a shader has a buffer for each", job.loop.function.span,
-                "pass a copy (x.clone())",
+                "arguments share memory, and a shader has a buffer for each",
+                job.loop.function.span, "pass a copy (x.clone())",
             )  # fmt: skip
         code = pipeline.to_shader(job.loop.function, replace(job.options, debug=False), "wgsl",
                                   watch=device().ends_loops)  # fmt: skip
@@ -268,7 +268,8 @@ class Call:
             if log_launch.isEnabledFor(logging.DEBUG):
                 log_launch.debug(
                     "%s: on %s, grid %s of %s threads, %d bytes copied there, %d back",
-                    self.compiled.loop.summary.name, on.name, launch.grid, code.threads, moved, back,
+                    self.compiled.loop.summary.name, on.name, launch.grid, code.threads, moved,
+                    back,
                 )  # fmt: skip
             if "error" in buffers:
                 self._checked(buffers["error"])
@@ -276,9 +277,7 @@ class Call:
             for buffer in buffers.values():
                 on.give_back(buffer)
 
-    def _uploaded(
-        self, launch: Launch, form: Form, slots: bytes, buffers: dict[str, Any]
-    ) -> int:
+    def _uploaded(self, launch: Launch, form: Form, slots: bytes, buffers: dict[str, Any]) -> int:
         on, moved = self.on, 0
         used = {name for stage in form.stages for name in stage.buffers}
         for name, slot, size, _ in launch.arrays:
@@ -325,9 +324,9 @@ class Call:
         failed, number, *words = struct.unpack(f"<{_ERROR_WORDS}I", data)
         if failed and number == STOPPED:
             raise WebGpuError(
-                f"`{self.compiled.loop.summary.name}` has more than {MOST_TURNS:,} turns of loops in "
-                f"a thread, and {self.on.name} ends them too early. Share the work among more "
-                "iterations of the parallel loop, or run it on a CPU"
+                f"`{self.compiled.loop.summary.name}` has so many turns of loops in an iteration "
+                f"that {self.on.name} ends them too early: at most {MOST_TURNS:,} in all. Share "
+                "the work among more iterations of the parallel loop, or run it on a CPU"
             )
         if failed:
             check = self.code.checks[number - 1]

@@ -1,8 +1,8 @@
 """Grids for machines whose threads cannot hand each other values but through shared memory.
 
 Shaders have workgroups (blocks) of a size that is written in them, and no lanes of a known number.
-So a thread finds its iterations as elsewhere (``bind``), and a block's values are combined in a tree
-of pairs in shared memory: the same bits for any device.
+So a thread finds its iterations as elsewhere (``bind``), and a block's values are combined in a
+tree of pairs in shared memory: the same bits for any device.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Workgroups(Grid):
     ) -> list[Value]:  # fmt: skip
         """What the threads of a block hold, combined, in each of them: half of them take what the
         other half has, until one is left."""
-        assert not (columns or warps or place)
+        assert columns == warps == place == 0
         types = [v.scalar for v in values]
         words = self.shared(self.word, THREADS * len(values))
         thread, _ = self.thread()

@@ -92,9 +92,9 @@ class Dialect(abc.ABC):
         """What was there before ``kind`` ("add", "min", "max", "and", "or", "xor")."""
 
     @abc.abstractmethod
-    def exchange(self, place: str, old: str, new: str) -> Sequence[str]:
-        """Statements in a loop: they end it where ``place`` held what the variable ``old`` says, and
-        has ``new`` now; else ``old`` is what it holds."""
+    def exchange(self, place: str, old: str, new: str, done: str) -> Sequence[str]:
+        """Statements: the variable ``done`` is whether ``place`` held what ``old`` says, and has
+        ``new`` now; else ``old`` is what it holds."""
 
     @abc.abstractmethod
     def barrier(self) -> str: ...
@@ -141,12 +141,12 @@ class Wgsl(Dialect):
     def rmw(self, kind: str, place: str, value: str) -> str:
         return f"atomic{kind.capitalize()}(&{place}, {value})"
 
-    def exchange(self, place: str, old: str, new: str) -> Sequence[str]:
+    def exchange(self, place: str, old: str, new: str, done: str) -> Sequence[str]:
         found = f"{old}_found"
         return (
             f"let {found} = atomicCompareExchangeWeak(&{place}, {old}, {new});",
-            f"if ({found}.exchanged) {{ break; }}",
-            f"{old} = {found}.old_value;",
+            f"{done} = {found}.exchanged;",
+            f"if (!{done}) {{ {old} = {found}.old_value; }}",
         )
 
     def barrier(self) -> str:
@@ -220,10 +220,10 @@ static u32 countOneBits(u32 value) { return popcount(value); }
     def rmw(self, kind: str, place: str, value: str) -> str:
         return f"atomic_fetch_{kind}_explicit(&{place}, {value}, memory_order_relaxed)"
 
-    def exchange(self, place: str, old: str, new: str) -> Sequence[str]:
+    def exchange(self, place: str, old: str, new: str, done: str) -> Sequence[str]:
         order = "memory_order_relaxed, memory_order_relaxed"
         call = f"atomic_compare_exchange_weak_explicit(&{place}, &{old}, {new}, {order})"
-        return (f"if ({call}) {{ break; }}",)
+        return (f"{done} = {call};",)
 
     def barrier(self) -> str:
         return "threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);"

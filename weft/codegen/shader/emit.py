@@ -9,8 +9,8 @@ from weft.codegen.cuda import program_of
 from weft.codegen.shader.dialects import Dialect, UnsupportedInShaderError, type_of
 from weft.codegen.shader.expand import expand
 from weft.codegen.shader.functions import functions
-from weft.codegen.shader.memory import Buffer
-from weft.codegen.shader.printer import Printer, View, atomically_updated
+from weft.codegen.shader.memory import Buffer, View
+from weft.codegen.shader.printer import Printer, atomically_updated
 from weft.codegen.shader.rules import Expressions
 from weft.codegen.shading import ENTRY, FIRST, FLOAT64, INT64, Form, ShaderCode, Stage
 from weft.codegen.tables import described
@@ -26,9 +26,11 @@ from weft.schedule.index_width import Program, candidates, narrow
 from weft.schedule.marks import numbered
 from weft.schedule.nest import Nest, arrays_of, axes_of
 from weft.schedule.workgroup import THREADS, on_workgroups
+
+
 def compile_shader(function: Function, dialect: Dialect, *, watch: bool = False) -> ShaderCode:
-    """``function``, the result of the passes, as shaders. ``watch``: for a driver that ends long loops
-    too early, which is then an error. Raises ``UnsupportedInShaderError``."""
+    """``function``, the result of the passes, as shaders. ``watch``: for a driver that ends long
+    loops too early, which is then an error. Raises ``UnsupportedInShaderError``."""
     with timing.stage("schedule"):
         function = expand(annotated(function, numbered(function)))
         parallel = outermost(function)
@@ -55,7 +57,9 @@ def compile_shader(function: Function, dialect: Dialect, *, watch: bool = False)
 def _nest(function: Function, parallel: Op | None, program: Program, needed: list[int]) -> Nest:
     bounds: list[tuple[int, int, int]] = []
     if parallel is not None:
-        bounds = [(program.of(a), program.of(b), program.of(c)) for a, b, c in Parallel(parallel).axes]
+        bounds = [
+            (program.of(a), program.of(b), program.of(c)) for a, b, c in Parallel(parallel).axes
+        ]
     return Nest(
         arrays_of(function), axes_of(parallel) if parallel is not None else (),
         tuple(program.steps), tuple(bounds), (), tuple(needed), (),
@@ -115,8 +119,15 @@ def _stage(
     made = Printer(stage, dialect, e, threads, views, names, low, watch).run()
     features = []
     has_doubles = any(name.startswith("bitcast<f64>") for name in names.values())
-    if made.needs_64 is not None or wide or has_doubles or any(
-        views[v].buffer.element in (i64, index) for v in views if views[v].buffer.name in made.used
+    if (
+        made.needs_64 is not None
+        or wide
+        or has_doubles
+        or any(
+            views[v].buffer.element in (i64, index)
+            for v in views
+            if views[v].buffer.name in made.used
+        )
     ):
         features.append(INT64)
     if made.needs_double is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from weft.codegen.shader.dialects import Dialect, type_of, unsigned_of
+from weft.ir import philox
 from weft.ir.types import ScalarType, f32, index
 
 _INTEGERS = {
@@ -66,20 +67,66 @@ _FLOATS = {
     "minimumf": _extremum("minimumf", number=False, largest=False),
     "maxnumf": _extremum("maxnumf", number=True, largest=True),
     "minnumf": _extremum("minnumf", number=True, largest=False),
-    # Each difference is exact: what is taken off is b times a power of two, and more than a half.
-    "remf": """fn remf_t(a: T, b: T) -> T {
-  if (isnan_t(a) || isnan_t(b) || isinf_t(a) || b == T(0.0)) { return nan_t(); }
-  var x: T = abs(a);
-  let y: T = abs(b);
-  if (isinf_t(b) || x < y) { return a; }
-  while (x >= y) {
-    var z: T = y;
-    while (z <= x * T(0.5)) { z = z + z; }
-    x = x - z;
-  }
-  return copysign_t(x, a);
-}""",
 }
+
+
+def _remainder(t: ScalarType) -> str:
+    """fmod by whole numbers, as many bits of the quotient at once as a word has room for. There is
+    no loop: Mesa's driver for CPUs counts their turns, and ends them all together."""
+    fraction, last, step = (23, 253, 8) if t is f32 else (52, 2045, 11)
+    turn = (
+        "  if (left > 0u) {\n"
+        f"    let k: u32 = min(left, {step}u);\n"
+        "    r = (r << k) % y;\n"
+        "    left = left - k;\n"
+        "  }"
+    )
+    shifts = [s for s in (32, 16, 8, 4, 2, 1) if s <= fraction]
+    return "\n".join((
+        f"""fn remf_t(a: T, b: T) -> T {{
+  let top: U = U(1u) << {fraction}u;
+  let m: U = bitcast<U>(a) & MAGNITUDE;
+  let n: U = bitcast<U>(b) & MAGNITUDE;
+  if (m >= INFINITE || n > INFINITE || n == U(0u)) {{ return nan_t(); }}
+  if (m < n) {{ return a; }}
+  let x: U = select(m & (top - U(1u)) | top, m, m < top);
+  let y: U = select(n & (top - U(1u)) | top, n, n < top);
+  var e: u32 = max(u32(n >> {fraction}u), 1u);
+  var left: u32 = max(u32(m >> {fraction}u), 1u) - e;
+  var r: U = x % y;""",
+        *[turn for _ in range(0, last, step)],
+        *(f"  if (r < (top >> {s - 1}u) && e > {s}u) {{ r = r << {s}u; e = e - {s}u; }}"
+          for s in shifts),
+        f"  r = select(r + (U(e - 1u) << {fraction}u), r, r == U(0u));",
+        f"  return bitcast<T>(r | (bitcast<U>(a) & (U(1u) << {t.bits - 1}u)));",
+        "}",
+    ))  # fmt: skip
+
+
+def _philox() -> str:
+    """See ``weft.ir.philox``."""
+    lines = ["fn philox_i64(key: i64, iteration: i64, number: i64) -> i32 {",
+             "  let at: u64 = u64(number) >> 2u;"]  # fmt: skip
+    whole = {"a": "at", "c": "u64(iteration)", "k": "u64(key)"}
+    for (name, value), high in zip(whole.items(), "bdl", strict=True):
+        lines += [f"  var {name}: u32 = u32({value} & u64({0xFFFFFFFF}u));",
+                  f"  var {high}: u32 = u32({value} >> 32u);"]  # fmt: skip
+    for turn in range(philox.ROUNDS):
+        for name, factor in zip("ac", philox.MULTIPLIERS, strict=True):
+            lines.append(f"  let {name}{turn}: u64 = u64({name}) * u64({factor}u);")
+        lines += [
+            f"  a = u32(c{turn} >> 32u) ^ b ^ k;",
+            f"  b = u32(c{turn} & u64({0xFFFFFFFF}u));",
+            f"  c = u32(a{turn} >> 32u) ^ d ^ l;",
+            f"  d = u32(a{turn} & u64({0xFFFFFFFF}u));",
+            f"  k = k + {philox.WEYL[0]}u;",
+            f"  l = l + {philox.WEYL[1]}u;",
+        ]
+    lines += ["  let place: u32 = u32(number & i64(3));",
+              "  return i32(select(select(a, b, place == 1u), select(c, d, place == 3u), "
+              "place >= 2u));", "}"]  # fmt: skip
+    return "\n".join(lines)
+
 
 _HALVES = {
     "widened_f16": """fn widened_f16(bits: u32) -> f32 {
@@ -117,7 +164,7 @@ _HALVES = {
 
 _BEFORE = {
     **dict.fromkeys(("maximumf", "minimumf", "maxnumf", "minnumf"), ("isnan",)),
-    "remf": ("isnan", "isinf", "copysign", "special"),
+    "remf": ("special",),
 }
 
 
@@ -135,17 +182,20 @@ def _function(name: str, t: ScalarType, dialect: Dialect) -> str:
         return dialect.special(t) if name == "special" else dialect.zero(t)
     if f"{name}_{t.name}" in _HALVES:
         return dialect.function(_HALVES[f"{name}_{t.name}"])
+    if name == "philox":
+        return dialect.function(_philox())
     own, unsigned = type_of(t), unsigned_of(t)
     if name in _INTEGERS:
         text = _INTEGERS[name]
     else:
+        text = _remainder(t) if name == "remf" else _FLOATS[name]
         exponent, fraction = (8, 23) if t is f32 else (11, 52)
         numbers = {
             "MAGNITUDE": f"(({unsigned}(1u) << {t.bits - 1}u) - {unsigned}(1u))",
             "INFINITE": f"({unsigned}({(1 << exponent) - 1}u) << {fraction}u)",
             "TOP": f"{t.bits - 1}u",
         }
-        text = re.sub("|".join(numbers), lambda found: numbers[found[0]], _FLOATS[name])
+        text = re.sub("|".join(numbers), lambda found: numbers[found[0]], text)
     suffix = "i64" if t is index else t.name
     text = re.sub(r"(\w)_t\(", rf"\1_{suffix}(", text)
     text = re.sub(r"\bT\b", own, re.sub(r"\bU\b", unsigned, text))

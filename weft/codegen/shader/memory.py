@@ -2,20 +2,20 @@
 
 A buffer is an array of one type. Elements of 8 and 16 bits are parts of words of 32; a store to one
 clears its part of the word and sets it, two atomic operations, so that stores to its neighbours
-are not lost. Where a shader updates any element of a buffer atomically, all its accesses are atomic.
+are not lost. Where a shader updates any element of a buffer atomically, all its accesses are
+atomic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from weft.codegen.shader.dialects import UnsupportedInShaderError, stored, type_of
-from weft.codegen.shader.rules import Expressions, narrowed, widened
+from weft.codegen.shader.rules import narrowed, widened
+from weft.codegen.shader.writer import Writer
 from weft.ir.core import Op
 from weft.ir.types import ScalarType, compute_type, f32, i1, i32
 from weft.values import frozen
-
-Line = Callable[[str], None]
 
 # Of 32-bit integers; what is not here is a loop of compare and exchange.
 _ATOMIC = {"addi": "add", "minsi": "min", "maxsi": "max", "andi": "and", "ori": "or", "xori": "xor"}
@@ -55,11 +55,20 @@ class Buffer:
         return f"atomic<{plain}>" if self.by_atomics else plain
 
 
-class Accesses:
-    """Writes accesses; ``line`` takes statements."""
+@frozen
+class View:
+    """A memref: where its elements are, and its sizes and strides, as expressions."""
 
-    def __init__(self, e: Expressions, line: Line) -> None:
-        self.e, self.line = e, line
+    buffer: Buffer
+    sizes: tuple[str, ...]
+    strides: tuple[str, ...]
+
+
+class Accesses:
+    """Writes accesses."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.e, self.line, self.loop = writer.e, writer.line, writer.loop
         self.count = 0
 
     def name(self, what: str) -> str:
@@ -76,7 +85,10 @@ class Accesses:
         self.line(self.e.dialect.let(number, "u32", f"u32({at})"))
         shift = {2: 1, 4: 2}[buffer.parts]
         bits = 32 // buffer.parts
-        return f"{buffer.name}[{number} >> {shift}u]", f"(({number} & {buffer.parts - 1}u) * {bits}u)"
+        return (
+            f"{buffer.name}[{number} >> {shift}u]",
+            f"(({number} & {buffer.parts - 1}u) * {bits}u)",
+        )
 
     def decoded(self, buffer: Buffer, word: str, shift: str) -> str:
         """The element that the bits of a word are."""
@@ -145,25 +157,25 @@ class Accesses:
         place, shift = self.place(buffer, at)
         if kind in _ATOMIC and element is i32:
             before = self.name("before")
-            self.line(e.dialect.let(before, "i32", e.dialect.rmw(_ATOMIC[kind], place, operands[0])))
+            self.line(
+                e.dialect.let(before, "i32", e.dialect.rmw(_ATOMIC[kind], place, operands[0]))
+            )
             return before
         old = self.name("old")
         word = "u32" if buffer.words else "i32"
         self.line(e.dialect.variable(old, word, e.dialect.load_atomic(place)))
-        self.line("while (true) {")
-        now = self.name("now")
-        self.line(e.dialect.let(now, type_of(t), widened(e, self.decoded(buffer, old, shift), element)))
-        if kind:
-            made = e.combined(kind, t, now, operands[0])
-            new = self.joined(buffer, old, narrowed(e, made, element), shift)
-        else:
-            expected, desired = (self.encoded(buffer, narrowed(e, v, element)) for v in operands)
-            same = f"{self.encoded(buffer, narrowed(e, now, element))} == {expected}"
-            whole = self.joined(buffer, old, narrowed(e, operands[1], element), shift)
-            new = f"select({old}, {whole}, {same})" if desired else ""
-        for text in e.dialect.exchange(place, old, new):
-            self.line(text)
-        self.line("}")
+        done = self.name("done")
+        self.line(e.dialect.variable(done, "bool", "false"))
+        with self.loop(f"!{done}"):
+            now = widened(e, self.decoded(buffer, old, shift), element)
+            if kind:
+                made = narrowed(e, e.combined(kind, t, now, operands[0]), element)
+                new = self.joined(buffer, old, made, shift)
+            else:
+                expected, desired = (narrowed(e, v, element) for v in operands)
+                same = f"{self.encoded(buffer, narrowed(e, now, element))} == "
+                same += self.encoded(buffer, expected)
+                new = f"select({old}, {self.joined(buffer, old, desired, shift)}, {same})"
+            for text in e.dialect.exchange(place, old, new, done):
+                self.line(text)
         return widened(e, self.decoded(buffer, old, shift), element)
-
-

@@ -110,7 +110,7 @@ def _arithmetic(e: Expressions, op: Op, a: list[str]) -> str:
 @_rule("arith.andi", "arith.ori", "arith.xori")
 def _bitwise(e: Expressions, op: Op, a: list[str]) -> str:
     signs = ("&&", "||", "!=") if op.result.scalar is i1 else ("&", "|", "^")
-    sign = dict(zip(("arith.andi", "arith.ori", "arith.xori"), signs, strict=True))[op.name]
+    sign = signs[["arith.andi", "arith.ori", "arith.xori"].index(op.name)]
     return f"({a[0]} {sign} {a[1]})"
 
 
@@ -237,6 +237,11 @@ def _called(e: Expressions, op: Op, a: list[str]) -> str:
     return e.call(op.name.partition(".")[2], op.left.scalar, *a)
 
 
+@_rule("math.philox")
+def _random(e: Expressions, op: Op, a: list[str]) -> str:
+    return e.call("philox", i64, *a)
+
+
 @_rule("arith.negf")
 def _negf(e: Expressions, op: Op, a: list[str]) -> str:
     return f"(-{a[0]})"
@@ -277,7 +282,8 @@ def _cast(e: Expressions, op: Op, a: list[str]) -> str:
         one = literal(1 if op.name == "arith.extui" else -1, target)
         return choice(value, one, literal(0, target))
     if op.name == "arith.extui" and source.bits < target.bits:
-        return f"{type_of(target)}({e.unsigned(value, source)})"
+        # Compilers of WGSL extend the sign where an unsigned number becomes a longer signed one.
+        return f"{type_of(target)}({unsigned_of(target)}({e.unsigned(value, source)}))"
     return e.wrapped(f"{type_of(target)}({value})", target)
 
 

@@ -6,13 +6,15 @@ from weft.codegen.interface import Check, Slot
 from weft.schedule.nest import Nest
 from weft.values import frozen
 
+DIALECTS = ("wgsl", "msl")
+
 # What a device may have, in WebGPU's words: integers, and floats, of 64 bits.
 INT64, FLOAT64 = "shader-int64", "shader-f64"
 
 # The words of "params": infinity, minus infinity, NaN and 0; then two for each slot, which are its
 # bits; then how many blocks there are; then each slot as a float of 32 bits.
 FIRST = 4
-ENTRY = "main"
+ENTRY = "entry"  # Metal has no kernel of the name "main"
 # Mesa's driver for CPUs ends loops without a word after so many turns: of all loops of a thread
 # together, those counted that any thread beside it takes. That is an error, with ``STOPPED`` in
 # place of a check's number.
@@ -57,3 +59,15 @@ class ShaderCode:
     copied: tuple[int, ...]
     changed: tuple[int, ...]
     prints: bool
+
+    @property
+    def text(self) -> str:
+        """Every module, with what it is for."""
+        found: list[str] = []
+        for form in self.forms:
+            for k, stage in enumerate(form.stages):
+                what = f"indices of {64 if form.wide else 32} bits"
+                if len(form.stages) > 1:
+                    what += ("; what blocks reduce", "; what is left of all blocks")[k]
+                found.append(f"// {what}\n{stage.text}")
+        return "\n".join(found)

@@ -13,8 +13,8 @@ import math
 import os
 import struct
 import threading
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -125,6 +125,9 @@ class Compiled(build.Made):
     def bound(
         self, tensors: Sequence[torch.Tensor], error: build.Failure, *, brief: bool
     ) -> tuple[Callable[[bytes], object], native.Direct | None]:
+        if self.code.prints:
+            name = self.loop.summary.name
+            warnings.warn(f"`{name}` prints, which a shader cannot: nothing is shown", stacklevel=2)
         return Call(self, device(), error), None
 
     def ran(self, call: Any) -> tuple[str, bool]:
@@ -153,6 +156,18 @@ class Compiled(build.Made):
                 f"the loop of `{name}` needs {len(stage.buffers)} buffers, and {on.name} has at "
                 f"most {most} in a shader: use fewer tensors"
             )
+        most, threads = on.limits["max-compute-invocations-per-workgroup"], self.code.threads
+        if math.prod(threads) > most:
+            raise WebGpuError(
+                f"the loop of `{name}` runs in blocks of {math.prod(threads)} threads, and "
+                f"{on.name} has blocks of {most} at most: run it on a CPU"
+            )
+        try:
+            return self._built(on, stage)
+        except on.wgpu.GPUError as error:
+            raise WebGpuError(f"{on.name} refuses the loop of `{name}`: {error}") from error
+
+    def _built(self, on: Device, stage: Stage) -> Pipeline:
         module = on.device.create_shader_module(code=stage.text)
         entries = [
             {"binding": k, "visibility": on.wgpu.ShaderStage.COMPUTE, "buffer": {
@@ -188,7 +203,7 @@ class WebGpu:
                 "arguments share memory, and a shader has a buffer for each",
                 job.loop.function.span, "pass a copy (x.clone())",
             )  # fmt: skip
-        code = pipeline.to_shader(job.loop.function, replace(job.options, debug=False), "wgsl",
+        code = pipeline.to_shader(job.loop.function, job.options, "wgsl",
                                   watch=device().ends_loops)  # fmt: skip
         if job.cache is not None:
             job.cache.store(job.key, to_json(code), b"")

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from weft.errors import CompileError
+from weft.ir.scalar import bits_of, to_float
 from weft.ir.types import ScalarType, f32, f64, i1, i64, index
 
 
@@ -45,7 +46,9 @@ def literal(value: bool | int | float, t: ScalarType) -> str:
     """A number; infinity and NaN are functions (see ``Dialect.special``)."""
     if t is i1:
         return "true" if value else "false"
-    if not t.is_float or stored(t):
+    if stored(t):
+        return f"i32({bits_of(to_float(value, t), t)})"
+    if not t.is_float:
         if int(value) == -(1 << 63):
             return "(i64(1) << 63u)"
         return f"{type_of(t)}({int(value)})"
@@ -174,7 +177,10 @@ class Wgsl(Dialect):
 
 class Msl(Dialect):
     name = "msl"
+    # Infinity and NaN are what they are, and sums of products are rounded twice, as elsewhere.
     head = """#include <metal_stdlib>
+#pragma METAL fp math_mode(safe)
+#pragma METAL fp contract(off)
 using namespace metal;
 using i32 = int;
 using u32 = uint;
@@ -249,7 +255,6 @@ static u32 countOneBits(u32 value) { return popcount(value); }
 
 
 WGSL, MSL = Wgsl(), Msl()
-DIALECTS = {d.name: d for d in (WGSL, MSL)}
 
 
 def register(name: str, dimension: str, threads: tuple[int, int, int]) -> str:

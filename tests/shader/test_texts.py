@@ -50,6 +50,14 @@ def test_what_shaders_do_not_have_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match=r"no atomic operations of 64 bits") as caught:
         weft.compile_for("wgsl", wide, meta(9), meta(1, dtype=torch.float64))
     assert "accumulate into a tensor of 32 bits" in str(caught.value)
+
+    @weft.kernel
+    def zeros(x):
+        for i in range(x.shape[0]):
+            x[i] = 0.0
+
+    with pytest.raises(TypeError, match="Metal has no float64"):
+        weft.compile_for("msl", zeros, meta(9, dtype=torch.float64))
     with pytest.raises(TypeError, match="Metal has no float64") as caught:
         weft.compile_for("msl", total, meta(9, dtype=torch.float64))
     assert "pass tensors of float32" in str(caught.value)

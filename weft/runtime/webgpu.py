@@ -7,12 +7,9 @@ the device, runs it, and copies back what it changed.
 from __future__ import annotations
 
 import ctypes
-import functools
 import logging
 import math
-import os
 import struct
-import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,11 +18,12 @@ import torch
 
 from weft import timing
 from weft.codegen.interface import Slot
-from weft.codegen.shading import ENTRY, FIRST, INT64, MOST_TURNS, STOPPED, Form, ShaderCode, Stage
-from weft.errors import KernelValueError, WeftError
+from weft.codegen.shading import FIRST, INT64, MOST_TURNS, STOPPED, Form, ShaderCode, Stage
+from weft.errors import KernelValueError
 from weft.runtime import build, native
 from weft.runtime.arguments import sizes_of
 from weft.runtime.cache import from_json, to_json
+from weft.runtime.webgpu_device import Device, WebGpuError, device
 from weft.schedule.sizes import Array, Sizes
 from weft.schedule.workgroup import MOST_BLOCKS
 from weft.values import frozen, mutable
@@ -36,79 +34,6 @@ _SPECIAL = struct.pack("<ffff", math.inf, -math.inf, math.nan, 0.0)
 _ERROR_WORDS = 18
 _MOST_SIDE = 65535  # blocks along a side of a grid
 _UNKNOWN = 256  # blocks, where the trip count is known on the device only
-_KEPT = 256 << 20  # bytes of buffers that wait for the next call
-
-
-class WebGpuError(WeftError, RuntimeError):
-    """There is no device for WebGPU, or it cannot run a loop."""
-
-
-class Device:
-    """An adapter's device. ``name``: what it is called."""
-
-    def __init__(self) -> None:
-        os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa complains without
-        try:
-            import wgpu  # heavy, and installed by who wants it
-        except ImportError as error:
-            raise WebGpuError(
-                'kernel.on("webgpu") needs the package wgpu: pip install wgpu'
-            ) from error
-        try:
-            adapter: Any = wgpu.gpu.request_adapter_sync(power_preference="high-performance")
-        except RuntimeError as error:
-            raise WebGpuError(
-                "there is no adapter for WebGPU: install a Vulkan driver (on Debian and Ubuntu, "
-                "mesa-vulkan-drivers has one that needs no GPU)"
-            ) from error
-        self.features = frozenset({"shader-int64", "shader-f64"} & set(adapter.features))
-        self.limits: dict[str, int] = dict(adapter.limits)
-        self.device = adapter.request_device_sync(
-            required_features=sorted(self.features), required_limits=self.limits
-        )
-        self.name = str(adapter.info["device"])
-        self.wgpu = wgpu
-        self.lock = threading.RLock()
-        self.free: dict[int, list[Any]] = {}
-        self.kept = 0
-        self.ends_loops = self.name.startswith("llvmpipe")
-
-    def buffer(self, size: int) -> Any:
-        """A buffer of at least ``size`` bytes. Raises ``WebGpuError``."""
-        most = min(self.limits["max-storage-buffer-binding-size"], self.limits["max-buffer-size"])
-        if size > most:
-            raise WebGpuError(
-                f"a tensor of {size:,} bytes does not fit into a buffer of {self.name}: at most "
-                f"{most:,}; call the kernel on parts of it"
-            )
-        size = min(1 << max(size - 1, 255).bit_length(), most)
-        waiting = self.free.get(size)
-        if waiting:
-            self.kept -= size
-            return waiting.pop()
-        usage = self.wgpu.BufferUsage
-        flags = usage.STORAGE | usage.COPY_DST | usage.COPY_SRC
-        return self.device.create_buffer(size=size, usage=flags)
-
-    def give_back(self, buffer: Any) -> None:
-        if self.kept + buffer.size <= _KEPT:
-            self.kept += buffer.size
-            self.free.setdefault(buffer.size, []).append(buffer)
-
-    def upload(self, buffer: Any, data: Any) -> None:
-        self.device.queue.write_buffer(buffer, 0, data)
-
-
-@functools.cache
-def device() -> Device:
-    """The device of this process. Raises ``WebGpuError``."""
-    return Device()
-
-
-@frozen
-class Pipeline:
-    pipeline: Any
-    layout: Any
 
 
 @mutable
@@ -116,7 +41,8 @@ class Compiled(build.Made):
     """A loop as shaders."""
 
     code: ShaderCode
-    pipelines: dict[tuple[int, int], Pipeline]
+    on: Device
+    pipelines: dict[tuple[int, int], Any]
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -128,21 +54,21 @@ class Compiled(build.Made):
         if self.code.prints:
             name = self.loop.summary.name
             warnings.warn(f"`{name}` prints, which a shader cannot: nothing is shown", stacklevel=2)
-        return Call(self, device(), error), None
+        return Call(self, self.on, error), None
 
     def ran(self, call: Any) -> tuple[str, bool]:
         return "workgroups of " + " x ".join(map(str, self.code.threads)), True
 
-    def pipeline(self, on: Device, form: int, stage: int) -> Pipeline:
+    def pipeline(self, form: int, stage: int) -> Any:
         key = form, stage
         found = self.pipelines.get(key)
         if found is None:
             with timing.stage("load"):
-                found = self.pipelines[key] = self._made(on, self.code.forms[form].stages[stage])
+                found = self.pipelines[key] = self._made(self.code.forms[form].stages[stage])
         return found
 
-    def _made(self, on: Device, stage: Stage) -> Pipeline:
-        name = self.loop.summary.name
+    def _made(self, stage: Stage) -> Any:
+        on, name = self.on, self.loop.summary.name
         missing = [f for f in stage.features if f not in on.features]
         if missing:
             what = "integers" if missing[0] == INT64 else "floats"
@@ -162,35 +88,25 @@ class Compiled(build.Made):
                 f"the loop of `{name}` runs in blocks of {math.prod(threads)} threads, and "
                 f"{on.name} has blocks of {most} at most: run it on a CPU"
             )
-        try:
-            return self._built(on, stage)
-        except on.wgpu.GPUError as error:
-            raise WebGpuError(f"{on.name} refuses the loop of `{name}`: {error}") from error
-
-    def _built(self, on: Device, stage: Stage) -> Pipeline:
-        module = on.device.create_shader_module(code=stage.text)
-        entries = [
-            {"binding": k, "visibility": on.wgpu.ShaderStage.COMPUTE, "buffer": {
-                "type": "storage" if name in stage.written else "read-only-storage"}}
-            for k, name in enumerate(stage.buffers)
-        ]  # fmt: skip
-        layout = on.device.create_bind_group_layout(entries=entries)
-        whole = on.device.create_pipeline_layout(bind_group_layouts=[layout])
-        compute = {"module": module, "entry_point": ENTRY}
-        return Pipeline(on.device.create_compute_pipeline(layout=whole, compute=compute), layout)
+        return on.pipeline(stage, name, threads)
 
 
 class WebGpu:
-    """Shaders for WebGPU; drivers compile them."""
+    """Shaders in ``dialect`` for what ``device`` gives."""
 
-    name, version = "webgpu", 1
+    version = 1
+
+    def __init__(
+        self, name: str = "webgpu", dialect: str = "wgsl", device: Callable[[], Device] = device
+    ) -> None:
+        self.name, self.dialect, self.device = name, dialect, device
 
     def machine(self) -> str:
-        return "watched" * device().ends_loops
+        return "watched" * self.device().ends_loops
 
     def from_disk(self, job: build.Job, header: dict[str, Any], code: bytes) -> Compiled | None:
         try:
-            return Compiled(job, from_json(ShaderCode, header), {})
+            return Compiled(job, from_json(ShaderCode, header), self.device(), {})
         except ValueError:
             return None
 
@@ -198,16 +114,16 @@ class WebGpu:
         # Passes and code generation are not imported where the cache has the code.
         from weft import compiler as pipeline  # a door of the compiler
 
+        function, on = job.loop.function, self.device()
         if not job.noalias:
             raise KernelValueError(
-                "arguments share memory, and a shader has a buffer for each",
-                job.loop.function.span, "pass a copy (x.clone())",
+                "arguments share memory, and a shader has a buffer for each", function.span,
+                "pass a copy (x.clone())",
             )  # fmt: skip
-        code = pipeline.to_shader(job.loop.function, job.options, "wgsl",
-                                  watch=device().ends_loops)  # fmt: skip
+        code = pipeline.to_shader(function, job.options, self.dialect, watch=on.ends_loops)
         if job.cache is not None:
             job.cache.store(job.key, to_json(code), b"")
-        return Compiled(job, code, {})
+        return Compiled(job, code, on, {})
 
 
 WEBGPU = WebGpu()
@@ -263,22 +179,12 @@ class Call:
         buffers: dict[str, Any] = {}
         try:
             moved = self._uploaded(launch, form, slots, buffers)
-            encoder = on.device.create_command_encoder()
             grids = (launch.grid, (1, 1, 1))
-            for k, stage in enumerate(form.stages[: 1 if launch.blocks == 1 else 2]):
-                pipeline = self.compiled.pipeline(on, launch.form, k)
-                entries = [
-                    {"binding": b, "resource": {"buffer": buffers[name], "offset": 0,
-                                                "size": buffers[name].size}}
-                    for b, name in enumerate(stage.buffers)
-                ]  # fmt: skip
-                group = on.device.create_bind_group(layout=pipeline.layout, entries=entries)
-                work = encoder.begin_compute_pass()
-                work.set_pipeline(pipeline.pipeline)
-                work.set_bind_group(0, group)
-                work.dispatch_workgroups(*grids[k])
-                work.end()
-            on.device.queue.submit([encoder.finish()])
+            on.run([
+                (self.compiled.pipeline(launch.form, k), [buffers[name] for name in stage.buffers],
+                 grids[k])
+                for k, stage in enumerate(form.stages[: 1 if launch.blocks == 1 else 2])
+            ])  # fmt: skip
             back = self._downloaded(launch, slots, buffers)
             if log_launch.isEnabledFor(logging.DEBUG):
                 log_launch.debug(
@@ -329,13 +235,13 @@ class Call:
         for name, slot, size, position in launch.arrays:
             if position in self.code.changed and size and name in buffers:
                 (address,) = struct.unpack_from("<Q", slots, 8 * slot)
-                data = self.on.device.queue.read_buffer(buffers[name], 0, -(-size // 4) * 4)
+                data = self.on.read(buffers[name], size)
                 ctypes.memmove(address, (ctypes.c_char * size).from_buffer_copy(data), size)
                 back += size
         return back
 
     def _checked(self, buffer: Any) -> None:
-        data = self.on.device.queue.read_buffer(buffer, 0, 4 * _ERROR_WORDS)
+        data = self.on.read(buffer, 4 * _ERROR_WORDS)
         failed, number, *words = struct.unpack(f"<{_ERROR_WORDS}I", data)
         if failed and number == STOPPED:
             raise WebGpuError(

@@ -117,20 +117,12 @@ def _stage(
                 f"i32(params[{word}u])")  # fmt: skip
             names[arg] = _argument(arg.scalar, word) if arg.scalar is not f32 else low[arg]
     made = Printer(stage, dialect, e, threads, views, names, low, watch).run()
+    elements = [v.buffer.element for v in views.values() if v.buffer.name in made.used]
+    doubles = f64 in elements or any(name.startswith("bitcast<f64>") for name in names.values())
     features = []
-    has_doubles = any(name.startswith("bitcast<f64>") for name in names.values())
-    if (
-        made.needs_64 is not None
-        or wide
-        or has_doubles
-        or any(
-            views[v].buffer.element in (i64, index)
-            for v in views
-            if views[v].buffer.name in made.used
-        )
-    ):
+    if made.needs_64 is not None or wide or doubles or i64 in elements or index in elements:
         features.append(INT64)
-    if made.needs_double is not None:
+    if made.needs_double is not None or f64 in elements:
         features.append(FLOAT64)
     bound = [("params", "u32", False)]
     bound += [(v.buffer.name, v.buffer.type, v.buffer.written) for v in views.values()

@@ -223,6 +223,8 @@ def _cmpf(e: Expressions, op: Op, a: list[str]) -> str:
 @_rule("arith.addf", "arith.subf", "arith.mulf", "arith.divf")
 def _float(e: Expressions, op: Op, a: list[str]) -> str:
     sign = {"add": "+", "sub": "-", "mul": "*", "div": "/"}[op.name[6:9]]
+    if sign == "-" and a[0] == a[1]:  # which drivers take for 0.0, also of infinity and NaN
+        return f"abs({a[0]} * {e.call('zero', op.left.scalar)})"
     if sign == "*":  # drivers take a product with 0.0 for 0.0, also of infinity and NaN
         pairs = zip(op.operands, a, strict=True)
         a = [e.call("zero", v.scalar) if constant_of(v) == 0.0 else text for v, text in pairs]

@@ -21,7 +21,7 @@ from weft.frontend.hints import configured_loops
 from weft.frontend.names import Scope
 from weft.frontend.parameters import Parameter, returned_types
 from weft.frontend.split import HostPart, split
-from weft.lang import numbers
+from weft.lang import field, numbers
 from weft.options import Options, asked, default_options
 from weft.pytorch import overrides
 from weft.pytorch.annotations import check_annotations, is_checked
@@ -118,7 +118,7 @@ class Definition:
     def options(self) -> Options:
         given = {**self.given}
         schedule = given.pop("schedule", None)
-        options = replace(default_options(), **given)
+        options = replace(default_options(), **{"on": field.Field.defaults.on, **given})
         if schedule is None:
             return options
         from weft.runtime import scheduling  # only where a person asks for a schedule
@@ -135,7 +135,7 @@ class Definition:
     def described(self) -> dict[str, Any]:
         """What it was given besides its function, in words for its operators' names."""
         given = {name: value for name, value in self.given.items() if name != "schedule"}
-        given |= {} if self.options.fuse is None else {"fuse": self.options.fuse}
+        given |= {n: v for n in ("fuse", "on") if (v := getattr(self.options, n)) not in (None, "")}
         given |= {"implementations": self.implementations.text} if self.implementations else {}
         return {**given, **({"autotune": self.tuning.text} if self.tuning else {})}
 

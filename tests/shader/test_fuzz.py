@@ -17,7 +17,7 @@ from tests.fuzz import check, generate, nests, rows, scans
 from tests.shader import metal
 from weft.errors import CompileError
 
-COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "64"))
+COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "16"))
 PARTS = max(COUNT // 50, 4)
 DRAWN = {
     "plain": generate.kernel,

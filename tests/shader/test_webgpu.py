@@ -10,6 +10,7 @@ import torch
 
 import weft
 from tests.conftest import adapter
+from weft.lang.field import Field
 from weft.runtime.overlap import OverlapWarning
 
 pytestmark = [pytest.mark.webgpu]
@@ -286,3 +287,27 @@ def test_infinity_minus_itself_is_no_number() -> None:
     out = torch.zeros(5)
     f.on("webgpu")(x, out)
     torch.testing.assert_close(out, 1 + (x - x).abs(), equal_nan=True)
+
+
+def test_kernels_run_there_where_taichi_is_told_so(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(Field, "defaults", Field.defaults)
+    weft.init(arch=weft.vulkan)
+    x = weft.field(float, shape=16)
+
+    @weft.kernel
+    def add(step: float):
+        for i in x:
+            x[i] += step * i
+
+    caplog.set_level("DEBUG", "weft.launch")
+    add(0.5)
+    x[3] = 7.0
+    add(0.5)
+    assert launches(caplog) == ["add_0", "add_0"]
+    assert (x[2], x[3]) == (2.0, 8.5)
+    add.on("cpu")(0.5)
+    assert not any("llvmpipe" in r.getMessage() for r in caplog.records)
+    assert x[3] == 10.0

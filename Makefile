@@ -63,6 +63,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --editable '.[cli,demo,plot,test,lint]'
 	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) --editable '.[slow-test]' \
 		|| echo 'Numba, notebooks or playwright cannot be installed here: their tests say so'
+	@$(VENV)/bin/python -m pip install $(PIP_FLAGS) --editable '.[webgpu]' \
+		|| echo 'wgpu cannot be installed here: the tests of shaders say so'
 	@touch $@
 
 $(VENV)/.docs: $(STAMP)

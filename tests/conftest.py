@@ -3,11 +3,14 @@ test may take long."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
+import importlib.util
 import os
 import resource
 import time
+import weakref
 import zlib
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -56,6 +59,8 @@ ANYWHERE = (
     "tests/runtime/test_kernel.py",
     "tests/runtime/test_overlap.py",
 )
+# Of these, those that run on WebGPU, too: their kernels are called, and not looked at.
+ON_WEBGPU = ("tests/autodiff/test_gradients.py", "tests/lang/test_vectors.py")
 
 
 # Of the thread that runs a test and of processes that it waited for: not the time that passes,
@@ -73,7 +78,13 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """A test that takes longer than ``MOST_SECONDS`` fails, unless it is marked ``slow``, or draws
     more random programs than ``make test`` does."""
     begin = _spent()
-    result = yield
+    try:
+        result = yield
+    except (TypeError, RuntimeError) as error:
+        here = item.path.as_posix().endswith(ON_WEBGPU)
+        if not here or item.get_closest_marker("webgpu") is None or not refused(error):
+            raise
+        pytest.skip(f"{error}")
     spent = _spent() - begin
     exempt = item.get_closest_marker("slow") or "WEFT_FUZZ_EXAMPLES" in os.environ
     if spent > MOST_SECONDS and not exempt:
@@ -125,18 +136,61 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     path = metafunc.definition.path.relative_to(metafunc.config.rootpath).as_posix()
-    if path not in ANYWHERE or not torch.cuda.is_available():
+    if path not in ANYWHERE or metafunc.definition.get_closest_marker("cpu") is not None:
         return
-    places = ["cpu"]
-    if metafunc.definition.get_closest_marker("cpu") is None:
+    places: list[Any] = ["cpu"]
+    if torch.cuda.is_available():
         places.append(pytest.param("cuda", marks=pytest.mark.cuda))
+    if path in ON_WEBGPU and importlib.util.find_spec("wgpu") is not None:
+        places.append(pytest.param("webgpu", marks=(pytest.mark.webgpu, pytest.mark.slow)))
     metafunc.parametrize("device", places, indirect=True)
+
+
+def refused(error: BaseException) -> bool:
+    """Whether it says what shaders do not have, or that the driver ends loops."""
+    from weft.codegen.shader.dialects import UnsupportedInShaderError
+
+    return isinstance(error, UnsupportedInShaderError) or "ends them too early" in str(error)
+
+
+def adapter() -> None:
+    """Skips a test where there is no device for WebGPU."""
+    from weft.runtime import webgpu
+
+    try:
+        webgpu.device()
+    except webgpu.WebGpuError as error:
+        pytest.skip(str(error))
+
+
+@contextlib.contextmanager
+def on_webgpu() -> Iterator[None]:
+    """Kernels that are called run on WebGPU."""
+    from weft.kernel import Kernel
+
+    adapter()
+    call, there = Kernel.__call__, weakref.WeakKeyDictionary[Kernel, Kernel]()
+
+    def called(kernel: Kernel, *args: Any, **kwargs: Any) -> Any:
+        if not kernel.options.on:
+            if kernel not in there:
+                there[kernel] = kernel.on("webgpu")
+            kernel = there[kernel]
+        return call(kernel, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Kernel, "__call__", called)
+        yield
 
 
 @pytest.fixture(autouse=True)
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
     """Where tensors are made that do not say where."""
     place = getattr(request, "param", "cpu")
+    if place == "webgpu":
+        with on_webgpu():
+            yield place
+        return
     if place == "cpu":
         yield place
         return

@@ -16,12 +16,14 @@ from typing import Any
 import pytest
 
 import weft
+from tests.conftest import adapter
 from weft.compiler import PIPELINE
 from weft.runtime import tuned
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SLOW = {"tutorial.md"}  # profiles a model, and has torch export it
+NEEDED = {"webgpu.md": adapter}  # what is called first, and may skip the test
 FENCE = re.compile(r"^```python(?: raises=(\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -51,6 +53,7 @@ def test_every_python_block_runs(
 ) -> None:
     """The blocks of a document are one module. Each has a file, for kernels need a source; the
     file's name ends with the line in the document. What is tuned there is forgotten after it."""
+    NEEDED.get(document.name, lambda: None)()
     monkeypatch.setattr(tuned.records, "_files", {})
     module = types.ModuleType(document.stem)
     monkeypatch.setitem(sys.modules, document.stem, module)

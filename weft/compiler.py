@@ -11,6 +11,7 @@ from types import MappingProxyType
 from weft import timing
 from weft.codegen import cpu
 from weft.codegen.machine import host_cpu
+from weft.codegen.shading import DIALECTS, ShaderCode
 from weft.frontend.lower import lower
 from weft.frontend.sizes import Size, sizes
 from weft.frontend.specs import Spec
@@ -126,6 +127,17 @@ def optimize(
     return _passed(function, options, noalias, listener, without, other=other)
 
 
+def to_shader(
+    function: Function, options: Options, dialect: str, *, watch: bool = False
+) -> ShaderCode:
+    """IR to the text of shaders, in "wgsl" or "msl" (see ``compile_shader``). Raises
+    ``CompileError``s."""
+    from weft.codegen.shader import dialects, emit  # where shaders are asked for
+
+    spoken = {"wgsl": dialects.WGSL, "msl": dialects.MSL}[dialect]
+    return emit.compile_shader(optimize(function, options), spoken, watch=watch)
+
+
 def _checked(function: Function, options: Options) -> None:
     if options.verify:
         check(function)
@@ -153,14 +165,18 @@ class Stages:
 
     name: str
     texts: dict[str, str] = field(default_factory=dict)
+    # Stages that are made where they are asked for, by name: "wgsl" and "msl".
+    others: dict[str, Callable[[], str]] = field(default_factory=dict)
 
     def __getitem__(self, stage: str) -> str:
+        if stage not in self.texts and stage in self.others:
+            self.texts[stage] = self.others[stage]()
         return self.texts[stage]
 
     def text(self, *stages: str) -> str:
         """The named stages (all if none is named) below each other, with headings."""
         wanted = stages or tuple(self.texts)
-        return "\n\n".join(f"=== {self.name}: {s} ===\n{self.texts[s].rstrip()}" for s in wanted)
+        return "\n\n".join(f"=== {self.name}: {s} ===\n{self[s].rstrip()}" for s in wanted)
 
     def __str__(self) -> str:
         return self.text()
@@ -211,6 +227,12 @@ def stages(
         listener(name, function, "step")
 
     options = replace(options, verify=True)
+    for dialect in DIALECTS:
+        shown.others[dialect] = lambda d=dialect: to_shader(lowered.function, options, d).text
+    if options.on:
+        optimize(lowered.function, options, listener=listener)
+        shown.texts["wgsl"] = shown["wgsl"]
+        return shown
     asked = None if options.debug else options.asked("cuda" if arch else "cpu", shown.name)
     if arch:
         function = optimize(lowered.function, options, listener=listener, asked=asked)

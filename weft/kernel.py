@@ -21,8 +21,8 @@ from weft.frontend.hints import configured_loops
 from weft.frontend.names import Scope
 from weft.frontend.parameters import Parameter, returned_types
 from weft.frontend.split import HostPart, split
-from weft.lang import numbers
-from weft.options import Options, default_options
+from weft.lang import field, numbers
+from weft.options import Options, asked, default_options
 from weft.pytorch import overrides
 from weft.pytorch.annotations import check_once, is_checked
 from weft.pytorch.namespace import namespace_of
@@ -107,11 +107,7 @@ class Definition:
 
     @property
     def span(self) -> Span:
-        """The ``def`` line."""
-        tree = self.source.tree
-        text = self.source.lines.get(tree.lineno, "")
-        return Span(self.source.file, tree.lineno, tree.col_offset, tree.lineno, len(text), text,
-                    self.__name__)  # fmt: skip
+        return self.source.heading
 
     @property
     def mutated(self) -> frozenset[str]:
@@ -122,7 +118,7 @@ class Definition:
     def options(self) -> Options:
         given = {**self.given}
         schedule = given.pop("schedule", None)
-        options = replace(default_options(), **given)
+        options = replace(default_options(), **{"on": field.Field.defaults.on, **given})
         if schedule is None:
             return options
         from weft.runtime import scheduling  # only where a person asks for a schedule
@@ -139,7 +135,7 @@ class Definition:
     def described(self) -> dict[str, Any]:
         """What it was given besides its function, in words for its operators' names."""
         given = {name: value for name, value in self.given.items() if name != "schedule"}
-        given |= {} if self.options.fuse is None else {"fuse": self.options.fuse}
+        given |= {n: v for n in ("fuse", "on") if (v := getattr(self.options, n)) not in (None, "")}
         given |= {"implementations": self.implementations.text} if self.implementations else {}
         return {**given, **({"autotune": self.tuning.text} if self.tuning else {})}
 
@@ -199,6 +195,10 @@ class Definition:
         return type(self)(
             self.function, options, self._op_name, self._namespace, tuning or self.tuning
         )
+
+    def on(self, device: str) -> Self:
+        """This kernel on "webgpu" (docs/webgpu.md), or on "cpu". Raises ``ValueError``."""
+        return self.changed({"on": asked(device)})
 
     def adopt(self, options: dict[str, Any], tuning: Tuning | None = None) -> None:
         """Takes further options, where other decorators stand between. Raises
@@ -271,7 +271,7 @@ class Definition:
         """Taichi's: see ``pytorch.tape.transposed``."""
         from weft.pytorch import tape  # only where a program has Taichi's gradients
 
-        tape.transposed(self, args, kwargs)
+        tape.transposed(cast(Any, self), args, kwargs)
 
     def __reduce__(self) -> str:
         """Kernels are pickled and copied as functions are: by name."""

@@ -54,6 +54,7 @@ class Options:
     debug: bool = False
     strict_math: bool = False
     interpret: bool = False
+    on: str = ""  # the device that CPU tensors are copied to: "webgpu"
     autocast: Any = None  # which arguments torch.autocast casts (see ``pytorch/autocast.py``)
     fuse: bool | None = None  # with Inductor's loops: False not at all, True also where slower
     verify: bool = False
@@ -76,6 +77,16 @@ class Options:
     def attributes(self) -> dict[str, bool]:
         """What of the options the function says that code is made of."""
         return {name: True for name in ("strict_math", "lines") if getattr(self, name)}
+
+
+def asked(device: str) -> str:
+    """``Options.on`` of a device. Raises ``ValueError``."""
+    if device not in ("webgpu", "cpu"):
+        raise ValueError(
+            f"{device!r} is no device that a kernel may be asked to run on: write "
+            '.on("webgpu"); tensors on "cuda" run there by themselves'
+        )
+    return "" if device == "cpu" else device
 
 
 def _flag(name: str, default: bool) -> bool:

@@ -130,6 +130,13 @@ class FunctionSource:
             self.lines.get(line, ""), self.kernel or self.name,
         )  # fmt: skip
 
+    @property
+    def heading(self) -> Span:
+        """The ``def`` line."""
+        line, text = self.tree.lineno, self.lines.get(self.tree.lineno, "")
+        name = self.kernel or self.name
+        return Span(self.file, line, self.tree.col_offset, line, len(text), text, name)
+
     def _column(self, line: int, offset: int) -> int:
         """A column in characters: ``ast`` counts bytes of UTF-8."""
         text = self.lines.get(line, "")

@@ -16,19 +16,19 @@ from weft.codegen.emit import Emitter
 from weft.ir.types import f32, i1, i32
 
 # (exp(r) - 1 - r) / r^2 for |r| <= ln(2) / 2
-_EXP = (0.4999999403953552, 0.1666651964187622, 0.04166839271783829, 0.008368780836462975,
+EXP = (0.4999999403953552, 0.1666651964187622, 0.04166839271783829, 0.008368780836462975,
         0.0013814467238262296)  # fmt: skip
 # (log(1 + f) - f + f^2 / 2) / f^3 for sqrt(1/2) - 1 <= f <= sqrt(2) - 1
-_LOG = (0.3333331346511841, -0.25000008940696716, 0.2000211924314499, -0.1666799634695053,
+LOG = (0.3333331346511841, -0.25000008940696716, 0.2000211924314499, -0.1666799634695053,
         0.14219552278518677, -0.1240558922290802, 0.11888162046670914, -0.11675652116537094,
         0.06746641546487808)  # fmt: skip
 # (tanh(x) / x - 1) / z for z = x^2 <= 25/64
-_TANH = (-0.3333328391848926, 0.13331491133548634, -0.05374348687876737, 0.020650554435307132,
+TANH = (-0.3333328391848926, 0.13331491133548634, -0.05374348687876737, 0.020650554435307132,
          -0.00571701145946891)  # fmt: skip
 # erf(x) / x - 1 for z = x^2 <= 0.81, and -log(1 - erf(x)) / x for 0.9 <= x <= 4
-_ERF = (0.12837916612625122, -0.37612634897232056, 0.11283715069293976, -0.02686050906777382,
+ERF = (0.12837916612625122, -0.37612634897232056, 0.11283715069293976, -0.02686050906777382,
         0.005203858949244022, -0.0008175639668479562, 8.513104694429785e-05)  # fmt: skip
-_ERFC = (1.1286370754241943, 0.6351980566978455, 0.1061590388417244, -0.02369455248117447,
+ERFC = (1.1286370754241943, 0.6351980566978455, 0.1061590388417244, -0.02369455248117447,
          0.00361033552326262, -0.0003148564137518406, 1.0432935596327297e-05)  # fmt: skip
 
 # 1.5 * 2^23: added to a small number it leaves the nearest integer in the low bits.
@@ -115,7 +115,7 @@ def _scaled(g: _Float32, r: str, shifted: str) -> str:
     """exp(r) * 2^n, where ``shifted`` is n + ``_MAGIC``. By hand two factors: 2^n alone may be no
     float."""
     square = g.op("fmul", r, r)
-    grown = g.op("fadd", g.fma(square, g.polynomial(_EXP, r), r), g.number(1.0))
+    grown = g.op("fadd", g.fma(square, g.polynomial(EXP, r), r), g.number(1.0))
     n = g.ints("sub", g.bits(shifted), 0x4B400000)  # the bits of _MAGIC
     if g.scales:
         name = f"llvm.ldexp.{g.e.suffix(f32)}.{g.e.suffix(i32)}"
@@ -140,7 +140,7 @@ def log(e: Emitter, x: str) -> str:
     mantissa = g.from_bits(g.ints("add", g.ints("and", shifted, 0x7FFFFF), _ROOT_HALF))
     f = g.op("fsub", mantissa, g.number(1.0))
     square = g.op("fmul", f, f)
-    tail = g.op("fmul", g.op("fmul", square, f), g.polynomial(_LOG, f))
+    tail = g.op("fmul", g.op("fmul", square, f), g.polynomial(LOG, f))
     tail = g.fma(k, g.number(_LN2_LOW), tail)
     tail = g.fma(square, g.number(-0.5), tail)
     value = g.fma(k, g.number(_LN2_HIGH), g.op("fadd", tail, f))
@@ -157,7 +157,7 @@ def tanh(e: Emitter, x: str) -> str:
     part = g.op("fdiv", g.number(2.0), g.op("fadd", power, g.number(1.0)))
     large = g.op("fsub", g.number(1.0), part)
     z = g.op("fmul", x, x)
-    small = g.fma(g.polynomial(_TANH, z), g.op("fmul", z, size), size)
+    small = g.fma(g.polynomial(TANH, z), g.op("fmul", z, size), size)
     return g.with_sign_of(g.where("olt", size, g.number(0.625), small, large), x)
 
 
@@ -166,9 +166,9 @@ def erf(e: Emitter, x: str) -> str:
     g = _Float32(e)
     size = g.absolute(x)
     top = g.where("ogt", size, g.number(4.0), g.number(4.0), size)
-    rest = exp(e, e.inst(f"fneg {g.type} {g.op('fmul', top, g.polynomial(_ERFC, top))}"))
+    rest = exp(e, e.inst(f"fneg {g.type} {g.op('fmul', top, g.polynomial(ERFC, top))}"))
     large = g.op("fsub", g.number(1.0), rest)
-    small = g.fma(size, g.polynomial(_ERF, g.op("fmul", x, x)), size)
+    small = g.fma(size, g.polynomial(ERF, g.op("fmul", x, x)), size)
     return g.with_sign_of(g.where("olt", size, g.number(0.9), small, large), x)
 
 

@@ -43,7 +43,7 @@ class Scalar(torch.Tensor):
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         """The number alone, as ``float()`` gives it: NumPy knows of no gradient."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with quietly():
             return self.detach().numpy().__array__(*args, **kwargs)
 
     @classmethod

@@ -6,6 +6,7 @@ it is a value, and so it is on the arrays of this module.
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import operator
 import warnings
@@ -197,11 +198,13 @@ class Placed:
 
 @frozen
 class Defaults:
-    """Where fields are made, and what ``float`` and ``int`` are there."""
+    """Where fields are made, and what ``float`` and ``int`` are there. ``on``: where kernels run
+    that are not asked to run elsewhere (``Options.on``)."""
 
     device: str = "cpu"
     fp: DType = f32
     ip: DType = i32
+    on: str = ""
 
 
 class Field(Array):
@@ -365,15 +368,19 @@ def init(
     """Accepts Taichi's ``init``. It sets defaults for new fields, and ``torch.manual_seed`` where a
     ``random_seed`` is given.
 
-    weft needs no initialisation: a kernel runs where its tensors live. Without a GPU, fields are
-    made on the CPU (with a warning where a GPU was named). Other options are accepted, unused.
+    weft needs no initialisation: a kernel runs where its tensors live. Without a CUDA device,
+    ``vulkan``, ``metal`` and ``opengl`` let kernels that are first called after this run on WebGPU
+    where its package is installed (docs/webgpu.md). Else fields are made on the CPU, with a warning
+    where a GPU was named. Other options are accepted, unused.
     """
-    device = arch.device
+    device, on = arch.device, ""
     if device == "cuda" and not torch.cuda.is_available():
-        if arch is not gpu:
-            warnings.warn(f"no CUDA device for {arch.name}: fields are on the CPU", stacklevel=2)
         device = "cpu"
-    Field.defaults = Defaults(device, as_dtype(default_fp), as_dtype(default_ip))
+        if arch in (vulkan, metal, opengl) and importlib.util.find_spec("wgpu") is not None:
+            on = "webgpu"
+        elif arch is not gpu:
+            warnings.warn(f"no CUDA device for {arch.name}: fields are on the CPU", stacklevel=2)
+    Field.defaults = Defaults(device, as_dtype(default_fp), as_dtype(default_ip), on)
     if random_seed is not None:
         torch.manual_seed(random_seed)
 

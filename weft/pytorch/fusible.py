@@ -149,6 +149,7 @@ def _check_options(options: Options, device: str) -> None:
         (options.fuse is False, "fuse=False"), (options.debug, "debug=True"),
         (options.strict_math, "strict_math=True"), (options.interpret, "WEFT_INTERPRET=1"),
         (any(place == device for place, _, _ in options.schedules), "a schedule"),
+        (options.on, f'on("{options.on}")'),
     ):  # fmt: skip
         if asked:
             raise Opaque(f"{name} is asked for")

@@ -30,6 +30,7 @@ from weft.codegen.boxed_forms import (
 )
 from weft.codegen.exported import Ptx
 from weft.codegen.interface import Slot
+from weft.errors import KernelValueError
 from weft.frontend.scope import Guard
 from weft.frontend.specs import TensorSpec
 from weft.pytorch.boxed_program import Operand, Program, Unfit, word
@@ -114,6 +115,7 @@ class Portable(Program):
 
     def run(self, compiled: Made, operands: Sequence[Operand], values: Sequence[Any]) -> None:
         job = compiled.job
+        _refuse_shader(job)
         if self.made_by.arch:
             self._launches(job, operands, values)
             return
@@ -237,3 +239,12 @@ def _known(value: Any) -> Any:
         return value
     hint = value.node.hint
     return _UNKNOWN if hint is None else int(hint)
+
+
+def _refuse_shader(job: Job) -> None:
+    """Raises ``KernelValueError`` where a loop runs as a shader."""
+    if job.options.on:
+        raise KernelValueError(
+            f"a library has machine code, and this kernel runs on {job.options.on}",
+            job.loop.function.span, help="export the kernel itself, without .on(...)",
+        )  # fmt: skip

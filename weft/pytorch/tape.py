@@ -211,7 +211,7 @@ def transposed(kernel: KernelLike, args: tuple[Any, ...], kwargs: dict[str, Any]
     active, Tape.active = Tape.active, Tape(None)
     try:
         kernel(*args, **kwargs)
-        found: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
+        found: Sequence[Any] = torch.autograd.grad(
             [f for f, _, _ in begins], starts, [g.clone() for _, _, g in begins], allow_unused=True
         )
     finally:

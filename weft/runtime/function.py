@@ -68,7 +68,7 @@ class CompiledFunction:
             if found is None:
                 lowered = Lowered(self.function, [], [], "")
                 found = self._made[place] = build.compile_region(
-                    backend(place), None, None, {}, self.options, lowered=lowered
+                    backend(place, self.options), None, None, {}, self.options, lowered=lowered
                 )
             return found
 

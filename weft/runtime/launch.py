@@ -451,7 +451,7 @@ def _plan(
     differentiable = any(d.is_floating_point for d in outputs)
     grad = differentiable and any(t.requires_grad for t in tensors if t.is_floating_point())
     extents = [extent(t) for t in tensors]
-    if log_launch.isEnabledFor(logging.DEBUG):
+    if log_launch.isEnabledFor(logging.DEBUG) and not launcher.options.on:
         threads = f" with at most {torch.get_num_threads()} threads"
         log_launch.debug(
             "%s, loop at line %d: on %s%s, %d bytes in %d tensors", launcher.source.name,

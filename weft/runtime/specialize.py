@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from weft.errors import CompileError
+from weft.errors import CompileError, KernelValueError
 from weft.frontend.hints import once
 from weft.frontend.kinds import NumberPinned, RegionChanged, Static
 from weft.frontend.scope import Guard, TensorReached
@@ -54,11 +54,21 @@ class Specialization:
         return f"loop at line {self.line}: ({self.signature}), {time}{overlap}"
 
 
-def backend(device: str) -> Backend:
+def backend(device: str, options: Options) -> Backend:
     """What compiles for a kind of device, or for "none". (What meta tensors are asked, CPUs
-    answer.)"""
+    answer.) Raises ``KernelValueError`` where tensors are on another device than the kernel."""
     if device == "none":
         return LOWERED
+    if options.on and device != "meta":
+        if device != "cpu":
+            raise KernelValueError(
+                f"the kernel runs on {options.on}, which takes tensors of the CPU, and these are "
+                f"on {device}", help="call the kernel itself, or pass x.cpu()",
+            )  # fmt: skip
+        with rarely_collected:
+            from weft.runtime import webgpu  # heavy, and seldom needed
+
+        return webgpu.WEBGPU
     if device == "cuda":
         with rarely_collected:
             from weft.runtime import gpu  # heavy, and not needed where there is no GPU
@@ -208,7 +218,12 @@ class Forms:
         try:
             with deep(self.region.span):
                 compiled = self.compile_region(
-                    backend(place), region, self.source, by_name, self.options, noalias=not aliased
+                    backend(place, self.options),
+                    region,
+                    self.source,
+                    by_name,
+                    self.options,
+                    noalias=not aliased,
                 )
         except CompileError:
             passed = zip(self.region.args, specs, strict=True)

@@ -56,15 +56,20 @@ class Bound:
 def bind(function: Function, parallel: Op, order: Sequence[int], schedule: Schedule) -> Bound:
     """``function`` with the iterations of ``parallel`` on threads. ``order``: its dimensions, that
     along x first."""
-    nest = _Nest(function, parallel, order, schedule)
+    nest = Grid(function, parallel, order, schedule)
     made = nest.rebuilt()
     if not nest.kinds:
         return Bound((made,))
-    last = _Nest(function, parallel, order, schedule)
+    last = Grid(function, parallel, order, schedule)
     return Bound((made, last.finish()))
 
 
-class _Nest(Threads):
+class Grid(Threads):
+    """Rebuilds ``function`` for one of its stages. ``left``: words of what blocks leave; ``count``:
+    the type in which blocks are counted."""
+
+    left, count = i64, index
+
     def __init__(
         self, function: Function, parallel: Op, order: Sequence[int], schedule: Schedule
     ) -> None:
@@ -82,7 +87,7 @@ class _Nest(Threads):
         self.limits = limits_of(function, schedule)
 
     def begin(self) -> Function:
-        words = [("partials", MemRefType(i64, 1)), ("blocks", index)]
+        words = [("partials", MemRefType(self.left, 1)), ("blocks", self.count)]
         group = self.staged.threads if self.staged is not None else 0
         made = self.start(group, words if self.kinds else ())
         self.changed = {*map(self.lookup, written(self.old))}
@@ -245,13 +250,13 @@ class _Nest(Threads):
         values = self.in_block(self.kinds, values)
 
         def leave() -> list[Value]:
-            number = self.register("block_id", "linear", index)
+            number = self.register("block_id", "linear", self.count)
             for place, value in zip(self.row(number), values, strict=True):
-                self.store(to_word(self, value, i64), partials, [place])
+                self.store(to_word(self, value, self.left), partials, [place])
             return []
 
         def first() -> None:
-            alone = self.compare("eq", blocks, self.constant(1, index))
+            alone = self.compare("eq", blocks, self.constant(1, self.count))
             self.either(alone, lambda: self.conclude(values), leave, [])
 
         self.branch(self.compare("eq", thread, self.constant(0, i32)), first)
@@ -259,8 +264,8 @@ class _Nest(Threads):
     def row(self, block: Value) -> list[Value]:
         """Where in memory the words of a block are."""
         count = len(self.kinds)
-        row = self.mul(block, self.constant(count, index))
-        return [self.add(row, self.constant(k, index)) for k in range(count)]
+        row = self.mul(block, self.constant(count, self.count))
+        return [self.add(row, self.constant(k, self.count)) for k in range(count)]
 
     def conclude(self, values: list[Value]) -> list[Value]:
         """The initial values join, and the rest of the function runs: in one thread of all."""
@@ -275,7 +280,7 @@ class _Nest(Threads):
         partials, blocks = made.args[-2:]
         types = [v.scalar for v in self.outer.results]
         thread, _ = self.thread()
-        first, threads = self.thread(index)
+        first, threads = self.thread(self.count)
 
         def body(block: Value, carried: list[Value]) -> list[Value]:
             words = [self.load(partials, [place]) for place in self.row(block)]

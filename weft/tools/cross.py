@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, overload
 
 from weft import compiler
 from weft.autodiff.activity import read_and_written
@@ -13,6 +13,7 @@ from weft.autodiff.reverse import reverse
 from weft.codegen import cuda, ptx
 from weft.codegen.cuda import CudaCode
 from weft.codegen.launching import Facts, architecture
+from weft.codegen.shading import DIALECTS, ShaderCode
 from weft.frontend.lower import lower
 from weft.ir.core import Function
 from weft.kernel import Kernel
@@ -75,6 +76,27 @@ class GpuCode:
         )  # fmt: skip
 
 
+@frozen
+class Shaders:
+    """A kernel in a shading language. ``loops``: names and code."""
+
+    language: str
+    loops: tuple[tuple[str, ShaderCode], ...]
+
+    def __str__(self) -> str:
+        return "\n".join(f"// {name}\n{code.text}" for name, code in self.loops)
+
+
+@overload
+def compile_for(
+    arch: Literal["wgsl", "msl"], kernel: Kernel, *args: Any, backward: bool = ..., jvp: bool = ...,
+    **kwargs: Any,
+) -> Shaders: ...  # fmt: skip
+@overload
+def compile_for(
+    arch: str, kernel: Kernel, *args: Any, every_schedule: bool = ..., backward: bool = ...,
+    jvp: bool = ..., **kwargs: Any,
+) -> GpuCode: ...  # fmt: skip
 def compile_for(
     arch: str,
     kernel: Kernel,
@@ -83,8 +105,9 @@ def compile_for(
     backward: bool = False,
     jvp: bool = False,
     **kwargs: Any,
-) -> GpuCode:
-    """``kernel`` for the GPU ``arch`` ("sm_90"), as a call with these arguments would compile it.
+) -> GpuCode | Shaders:
+    """``kernel`` for the GPU ``arch`` ("sm_90"), or as shaders in "wgsl" or "msl", as a call with
+    these arguments would compile it.
 
     Tensors may be anywhere, also on "meta": only dtypes, ranks and strides matter, and no loop
     runs. ``every_schedule``: also those for other alignments and sizes. ``backward``: after each
@@ -92,13 +115,17 @@ def compile_for(
     reads; ``jvp``: also each loop with tangents of all of these. Raises ``CompileError``s,
     ``GradientError`` and ``UnsupportedArchitectureError``.
     """
-    target = architecture(arch)
-    loops: list[GpuLoop] = []
+    language = arch if arch in DIALECTS else ""
+    target = language or architecture(arch)
+    functions: list[Function] = []
     for loop in lowered_loops(kernel, *args, **kwargs):
-        functions = [loop, *(gradient_loops(loop) if backward else ())]
+        functions += [loop, *(gradient_loops(loop) if backward else ())]
         functions += tangent_loops(loop) if jvp else ()
-        loops += [compiled(f, target, kernel.options, every_schedule) for f in functions]
-    return GpuCode(target, tuple(loops))
+    options = kernel.options
+    if language:
+        made = ((f.name, compiler.to_shader(f, options, language)) for f in functions)
+        return Shaders(language, tuple(made))
+    return GpuCode(target, tuple(compiled(f, target, options, every_schedule) for f in functions))
 
 
 def lowered_loops(kernel: Kernel, *args: Any, **kwargs: Any) -> list[Function]:

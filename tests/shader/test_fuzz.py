@@ -1,0 +1,68 @@
+"""Random kernels as shaders: on WebGPU, and in Metal's language."""
+
+from __future__ import annotations
+
+import os
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, reject, settings
+from hypothesis import strategies as st
+
+import weft
+from tests.conftest import adapter
+from tests.fuzz import check, generate, nests, rows, scans
+from tests.shader import metal
+from weft.errors import CompileError
+
+COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "16"))
+PARTS = max(COUNT // 50, 4)
+DRAWN = {
+    "plain": generate.kernel,
+    "rows": rows.kernel,
+    "scans": scans.kernel,
+    "nests": nests.kernel,
+}
+
+pytestmark = [pytest.mark.fuzz, pytest.mark.slow, pytest.mark.webgpu]
+drawing = settings(
+    max_examples=-(-COUNT // (PARTS * len(DRAWN))), deadline=None, phases=(Phase.generate,),
+    suppress_health_check=list(HealthCheck), database=None,
+)  # fmt: skip
+
+
+@pytest.fixture(params=["webgpu", "metal"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "metal":
+        metal.in_place_of_webgpu(monkeypatch)
+        return
+    adapter()
+    # WGSL lets drivers compute as if there were no infinities and no NaN.
+    monkeypatch.setattr(check, "extremes", lambda dtype, _: [0, 1, -1 if dtype != "u8" else 2])
+
+
+def as_shader(
+    kernel: weft.Kernel, options: dict[str, bool], tensors: list[torch.Tensor], n: int, a: float
+) -> Any:
+    """The counts are of 32 bits, which shaders can add to."""
+    *others, counts = tensors
+    few = counts.int()
+    try:
+        result = kernel.on("webgpu")(*others, few, n, a)
+    except CompileError as error:  # the refusals; a wrong one fails in the tests of the language
+        if "shaders have no" not in str(error) and "Metal has no" not in str(error):
+            raise
+        reject()
+    counts.copy_(few)
+    return result
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("draw", DRAWN)
+@drawing
+@given(seed=st.integers(0, 1 << 40))
+def test_random_kernels_as_shaders(draw: str, part: int, seed: int) -> None:
+    check.check(Random(seed), as_shader, DRAWN[draw])

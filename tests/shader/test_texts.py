@@ -1,0 +1,69 @@
+"""The texts of shaders, which need no device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import weft
+
+
+@weft.kernel
+def total(x):
+    s = 0.0
+    for i in range(x.shape[0]):
+        s += x[i] * x[i]
+    return s
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, device="meta", dtype=dtype)
+
+
+def test_kernels_are_compiled_for_shading_languages_anywhere() -> None:
+    wgsl = weft.compile_for("wgsl", total, meta(9))
+    ((name, code),) = wgsl.loops
+    assert (name, wgsl.language, code.dialect) == ("total_0", "wgsl", "wgsl")
+    # One form with indices of 32 bits, one with 64; of each, what blocks do and what is left.
+    assert [form.wide for form in code.forms] == [False, True]
+    assert [len(form.stages) for form in code.forms] == [2, 2]
+    assert "var<workgroup>" in str(wgsl)
+    assert "i64" not in code.forms[0].stages[0].text
+    msl = str(weft.compile_for("msl", total, meta(9), backward=True))
+    assert msl.count("kernel void entry(") == 6  # the gradient has one stage
+    assert "// total_0_adjoint\n" in msl
+
+
+def test_inspect_has_the_shaders_of_any_kernel() -> None:
+    stages = total.inspect(torch.randn(5))
+    assert "@compute @workgroup_size(256, 1, 1)" in stages["wgsl"]
+    assert "threadgroup_barrier" in stages.text("msl")
+    assert "wgsl" not in total.inspect(torch.randn(5)).text()  # where nobody asks
+
+
+def test_what_shaders_do_not_have_is_refused_by_name() -> None:
+    @weft.kernel
+    def wide(x, h):
+        for i in range(x.shape[0]):
+            h[0] += x[i]
+
+    with pytest.raises(TypeError, match=r"no atomic operations of 64 bits") as caught:
+        weft.compile_for("wgsl", wide, meta(9), meta(1, dtype=torch.float64))
+    assert "accumulate into a tensor of 32 bits" in str(caught.value)
+
+    @weft.kernel
+    def zeros(x):
+        for i in range(x.shape[0]):
+            x[i] = 0.0
+
+    with pytest.raises(TypeError, match="Metal has no float64"):
+        weft.compile_for("msl", zeros, meta(9, dtype=torch.float64))
+    with pytest.raises(TypeError, match="Metal has no float64") as caught:
+        weft.compile_for("msl", total, meta(9, dtype=torch.float64))
+    assert "pass tensors of float32" in str(caught.value)
+
+
+def test_devices_are_asked_for_by_name() -> None:
+    with pytest.raises(ValueError, match="'cuda' is no device that a kernel may be asked"):
+        total.on("cuda")
+    assert total.on("webgpu").on("cpu")(torch.ones(3)) == 3

@@ -1,0 +1,313 @@
+"""Kernels on WebGPU: what its drivers do otherwise, and what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from tests.conftest import adapter
+from weft.lang.field import Field
+from weft.runtime.overlap import OverlapWarning
+
+pytestmark = [pytest.mark.webgpu]
+
+
+@pytest.fixture(autouse=True)
+def found() -> None:
+    adapter()
+
+
+@weft.kernel
+def uniform(x, n: int):
+    for i in range(x.shape[0]):
+        s = 0
+        for k in range(n):
+            s += k & 3
+        x[i] = s
+
+
+@weft.kernel
+def divergent(x, n: int):
+    for i in range(x.shape[0]):
+        s = 0
+        for k in range(64):
+            for j in range(n if k % 16 == i % 16 else 1):
+                s += j & 3
+        x[i] = s
+
+
+@weft.kernel
+def conditional(x, n: int):
+    for i in range(x.shape[0]):
+        s = 0
+        while s * 3 < n * 3:
+            s += 1
+        x[i] = s
+
+
+@weft.kernel
+def left(x, n: int):
+    for i in range(x.shape[0]):
+        s = 0
+        for k in range(n):
+            if k + i % 8 > n - 10:
+                break
+            s += 1
+        x[i] = s
+
+
+@weft.kernel
+def contended(x, n: int):
+    for i in range(x.shape[0] - 1):
+        s = 0.0
+        for k in range(n):
+            s += k % 2
+            weft.atomic_max(x[0], float(i))
+        x[i + 1] = s
+
+
+@pytest.mark.parametrize("kernel", [uniform, divergent, conditional, left, contended])
+def test_loops_that_the_driver_ends_early_are_an_error(kernel: weft.Kernel) -> None:
+    """Right, or an error: where turns of neighbouring threads count together, too."""
+    from weft.runtime.webgpu import WebGpuError, device
+
+    raised = []
+    for n in (100, 9_000, 70_000):
+        x = torch.zeros(40, dtype=torch.float32 if kernel is contended else torch.int32)
+        expected = x.clone()
+        kernel(expected, n)
+        try:
+            kernel.on("webgpu")(x, n)
+        except WebGpuError as error:
+            assert "ends them too early: at most 65,535 in all" in str(error)  # noqa: PT017
+            raised.append(n)
+        else:
+            assert torch.equal(x, expected)
+    if device().ends_loops:
+        assert 100 not in raised
+        assert 70_000 in raised
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_fmod_is_exact(dtype: torch.dtype) -> None:
+    @weft.kernel
+    def f(x, y, out):
+        for i in range(x.shape[0]):
+            out[i] = math.fmod(x[i], y[i])
+
+    bits = torch.int32 if dtype is torch.float32 else torch.int64
+    info = torch.iinfo(bits)
+    x, y = (torch.randint(info.min, info.max, (4000,), dtype=bits).view(dtype) for _ in "xy")
+    y[:1000] = torch.randint(1, 1000, (1000,), dtype=bits).view(dtype)  # subnormal
+    x[1000:2000], y[1000:2000] = 20 * torch.randn(1000), torch.randn(1000)
+    special = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -3.0, 5e-324]
+    pairs = torch.cartesian_prod(*2 * [torch.tensor(special, dtype=dtype)])
+    x[-len(pairs) :], y[-len(pairs) :] = pairs[:, 0], pairs[:, 1]
+    out = torch.full_like(x, 7)
+    f.on("webgpu")(x, y, out)
+    with np.errstate(invalid="ignore"):
+        expected = torch.from_numpy(np.fmod(x.numpy(), y.numpy()))  # torch's is not exact
+    same = (out.view(bits) == expected.view(bits)) | (out.isnan() & expected.isnan())
+    assert same.all(), (x[~same], y[~same], out[~same], expected[~same])
+
+
+def test_random_numbers_are_those_of_other_devices() -> None:
+    @weft.kernel
+    def f(x, y, n: int):
+        for i in range(x.shape[0]):
+            s = 0
+            for _ in range(i % n):
+                if weft.random() > 0.5:
+                    s += weft.randint(0, 100)
+            y[i] = s
+            x[i] = weft.random()
+
+    made = []
+    for kernel in (f, f.on("webgpu")):
+        torch.manual_seed(4)
+        x, y = torch.zeros(300), torch.zeros(300, dtype=torch.int64)
+        kernel(x, y, 7)
+        made.append((x, y))
+    torch.testing.assert_close(made[0], made[1], rtol=1e-5, atol=1e-6)
+
+
+@weft.kernel
+def squares(x):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * x[i] + 1.0
+    return out
+
+
+def launches(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The loops that ran on the device since the last call."""
+    found = [r.getMessage().partition(":")[0] for r in caplog.records if r.name == "weft.launch"]
+    caplog.clear()
+    return found
+
+
+def test_what_runs_is_what_was_copied(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "weft.launch")
+    x = torch.randn(200)
+    torch.testing.assert_close(squares.on("webgpu")(x[11:111:3]), x[11:111:3] ** 2 + 1)
+    (record,) = (r for r in caplog.records if r.name == "weft.launch")
+    # Elements 11 to 110 of x; and the results, of which a loop may leave some as they are.
+    assert record.getMessage().endswith(" 536 bytes copied there, 136 back")
+
+
+def test_gradients_run_there(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "weft.launch")
+    x = torch.randn(50, requires_grad=True)
+    squares.on("webgpu")(x).sum().backward()
+    assert launches(caplog) == ["squares_0", "squares_0_adjoint"]
+    torch.testing.assert_close(x.grad, 2 * x.detach())
+
+
+@pytest.mark.slow
+def test_compiled_graphs_run_there(caplog: pytest.LogCaptureFixture) -> None:
+    """Inductor does not make a loop for the CPU of it."""
+    kernel, x = squares.on("webgpu"), torch.randn(50)
+    model = torch.compile(lambda x: kernel(x.sin()).cos())
+    model(x)
+    caplog.set_level("DEBUG", "weft.launch")
+    torch.testing.assert_close(model(x), (x.sin() ** 2 + 1).cos())
+    assert launches(caplog) == ["squares_0"]
+
+
+def test_what_runs_elsewhere_is_refused(tmp_path) -> None:
+    x = torch.randn(50)
+    with pytest.raises(weft.KernelValueError, match="this kernel runs on webgpu"):
+        squares.on("webgpu").export(tmp_path / "library.so", (x,))
+
+    @weft.kernel
+    def shift(x, y):
+        for i in range(x.shape[0]):
+            y[i] = x[i]
+
+    with (
+        pytest.warns(OverlapWarning),
+        pytest.raises(weft.KernelValueError, match=r"pass a copy \(x.clone\(\)\)"),
+    ):
+        shift.on("webgpu")(x[:5], x[2:7])
+
+
+def test_debug_mode_checks_subscripts() -> None:
+    @weft.kernel(debug=True)
+    def f(x, n: int):
+        for i in range(n):
+            x[i] = 1.0
+
+    with pytest.raises(weft.KernelIndexError, match="subscript 4 of `x` is out of range"):
+        f.on("webgpu")(torch.zeros(4), 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.bfloat16, torch.float16])
+def test_neighbours_of_a_part_of_a_word_stay(dtype: torch.dtype) -> None:
+    @weft.kernel
+    def f(x):
+        for i in range(x.shape[0]):
+            x[i] = 1
+
+    x = torch.zeros(50, dtype=dtype)
+    expected = x.clone()
+    expected[11:30:3] = 1
+    f.on("webgpu")(x[11:30:3])
+    assert torch.equal(x, expected)
+
+
+def test_prints_are_left_out_with_a_warning() -> None:
+    @weft.kernel
+    def f(x):
+        for i in range(x.shape[0]):
+            print(i)
+            x[i] = i
+
+    x = torch.zeros(3)
+    with pytest.warns(UserWarning, match="prints, which a shader cannot: nothing is shown"):
+        f.on("webgpu")(x)
+    assert x.tolist() == [0, 1, 2]
+
+
+def test_limits_of_the_device_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft.runtime.webgpu import WebGpuError, device
+
+    def limited(name: str, most: int, kernel: weft.Kernel, *args: torch.Tensor) -> str:
+        with monkeypatch.context() as patch:
+            patch.setitem(device().limits, name, most)
+            with pytest.raises(WebGpuError) as caught:
+                kernel.changed({}).on("webgpu")(*args)
+        return str(caught.value)
+
+    @weft.kernel
+    def three(x, y, z):
+        for i in range(x.shape[0]):
+            z[i] = x[i] + y[i]
+
+    few = [torch.zeros(3) for _ in range(3)]
+    said = limited("max-buffer-size", 1 << 12, squares, torch.zeros(2000))
+    assert "a tensor of 8,000 bytes does not fit into a buffer of " in said
+    assert said.endswith("at most 4,096; call the kernel on parts of it")
+    said = limited("max-compute-invocations-per-workgroup", 128, three, *few)
+    assert "runs in blocks of 256 threads, and " in said
+    assert said.endswith("has blocks of 128 at most: run it on a CPU")
+    said = limited("max-storage-buffers-per-shader-stage", 3, three, *few)
+    assert "needs" in said
+    assert said.endswith("has at most 3 in a shader: use fewer tensors")
+    monkeypatch.setattr(device(), "features", frozenset())
+    with pytest.raises(WebGpuError, match=r"computes with integers of 64 bits.*weft.i32, weft.f32"):
+        squares.changed({}).on("webgpu")(torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(WebGpuError, match=r"computes with .* of 64 bits"):
+        squares.changed({}).on("webgpu")(torch.zeros(3, dtype=torch.float64))
+
+
+def test_without_an_adapter_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    import wgpu
+
+    from weft.runtime.webgpu import Device, WebGpuError
+
+    def none(**_: object) -> None:
+        raise RuntimeError("no adapter")
+
+    monkeypatch.setattr(wgpu.gpu, "request_adapter_sync", none)
+    with pytest.raises(WebGpuError, match=r"no adapter for WebGPU: install .*mesa-vulkan-drivers"):
+        Device()
+
+
+def test_infinity_minus_itself_is_no_number() -> None:
+    @weft.kernel
+    def f(x, out):
+        for i in range(x.shape[0]):
+            out[i] = 1.0 + abs(x[i] - x[i])
+
+    x = torch.tensor([1.0, -2.0, math.inf, -math.inf, math.nan])
+    out = torch.zeros(5)
+    f.on("webgpu")(x, out)
+    torch.testing.assert_close(out, 1 + (x - x).abs(), equal_nan=True)
+
+
+def test_kernels_run_there_where_taichi_is_told_so(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(Field, "defaults", Field.defaults)
+    weft.init(arch=weft.vulkan)
+    x = weft.field(float, shape=16)
+
+    @weft.kernel
+    def add(step: float):
+        for i in x:
+            x[i] += step * i
+
+    caplog.set_level("DEBUG", "weft.launch")
+    add(0.5)
+    x[3] = 7.0
+    add(0.5)
+    assert launches(caplog) == ["add_0", "add_0"]
+    assert (x[2], x[3]) == (2.0, 8.5)
+    add.on("cpu")(0.5)
+    assert not any("llvmpipe" in r.getMessage() for r in caplog.records)
+    assert x[3] == 10.0

@@ -1,0 +1,181 @@
+"""Accesses to memory: buffers of whole words, of parts of words, and of words that are atomic.
+
+A buffer is an array of one type. Elements of 8 and 16 bits are parts of words of 32; a store to one
+clears its part of the word and sets it, two atomic operations, so that stores to its neighbours
+are not lost. Where a shader updates any element of a buffer atomically, all its accesses are
+atomic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.codegen.shader.dialects import UnsupportedInShaderError, stored, type_of
+from weft.codegen.shader.rules import narrowed, widened
+from weft.codegen.shader.writer import Writer
+from weft.ir.core import Op
+from weft.ir.types import ScalarType, compute_type, f32, i1, i32
+from weft.values import frozen
+
+# Of 32-bit integers; what is not here is a loop of compare and exchange.
+_ATOMIC = {"addi": "add", "minsi": "min", "maxsi": "max", "andi": "and", "ori": "or", "xori": "xor"}
+
+
+@frozen
+class Buffer:
+    """An array that a shader binds, or has: of ``element``s of the IR. ``bound``: others see it.
+    ``atomic``: some of its elements are updated atomically."""
+
+    name: str
+    element: ScalarType
+    bound: bool
+    written: bool
+    atomic: bool
+
+    @property
+    def parts(self) -> int:
+        """How many elements a word has."""
+        return 4 // self.element.bytes if self.bound and self.element.bytes < 4 else 1
+
+    @property
+    def words(self) -> bool:
+        """Whether it is an array of unsigned words."""
+        return self.parts > 1 or (self.atomic and self.element is f32)
+
+    @property
+    def by_atomics(self) -> bool:
+        return self.atomic or (self.parts > 1 and self.written)
+
+    @property
+    def type(self) -> str:
+        """That of its elements, in the shader."""
+        plain = "u32" if self.words else type_of(self.element)
+        if not self.bound and self.element is i1:
+            plain = "i32"
+        return f"atomic<{plain}>" if self.by_atomics else plain
+
+
+@frozen
+class View:
+    """A memref: where its elements are, and its sizes and strides, as expressions."""
+
+    buffer: Buffer
+    sizes: tuple[str, ...]
+    strides: tuple[str, ...]
+
+
+class Accesses:
+    """Writes accesses."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.e, self.line, self.loop = writer.e, writer.line, writer.loop
+        self.count = 0
+
+    def name(self, what: str) -> str:
+        self.count += 1
+        return f"{what}_{self.count}_"
+
+    # -- parts of words
+
+    def place(self, buffer: Buffer, at: str) -> tuple[str, str]:
+        """The word that an element is in, and by how many bits it is shifted there."""
+        if buffer.parts == 1:
+            return f"{buffer.name}[{at}]", "0u"
+        number = self.name("at")
+        self.line(self.e.dialect.let(number, "u32", f"u32({at})"))
+        shift = {2: 1, 4: 2}[buffer.parts]
+        bits = 32 // buffer.parts
+        return (
+            f"{buffer.name}[{number} >> {shift}u]",
+            f"(({number} & {buffer.parts - 1}u) * {bits}u)",
+        )
+
+    def decoded(self, buffer: Buffer, word: str, shift: str) -> str:
+        """The element that the bits of a word are."""
+        element = buffer.element
+        if buffer.parts == 1:
+            return f"bitcast<f32>({word})" if buffer.words else word
+        if element is i1:
+            return f"(({word} >> {shift} & 255u) != 0u)"
+        bits = 8 * element.bytes
+        if stored(element):
+            return f"i32({word} >> {shift} & 65535u)"
+        return f"(i32(({word} >> {shift}) << {32 - bits}u) >> {32 - bits}u)"
+
+    def encoded(self, buffer: Buffer, value: str) -> str:
+        """The bits of an element, at the low end of a word."""
+        element = buffer.element
+        if buffer.parts == 1:
+            return f"bitcast<u32>({value})" if buffer.words else value
+        if element is i1:
+            return f"select(0u, 1u, {value})"
+        return f"(u32({value}) & {(1 << 8 * element.bytes) - 1}u)"
+
+    def joined(self, buffer: Buffer, old: str, value: str, shift: str) -> str:
+        """The word ``old`` with another element."""
+        new = self.encoded(buffer, value)
+        if buffer.parts == 1:
+            return new
+        mask = (1 << 8 * buffer.element.bytes) - 1
+        return f"(({old} & ~({mask}u << {shift})) | ({new} << {shift}))"
+
+    # -- accesses
+
+    def load(self, buffer: Buffer, at: str) -> str:
+        place, shift = self.place(buffer, at)
+        word = self.e.dialect.load_atomic(place) if buffer.by_atomics else place
+        if not buffer.bound and buffer.element is i1:
+            return f"({word} != 0)"
+        return self.decoded(buffer, word, shift)
+
+    def store(self, buffer: Buffer, at: str, value: str) -> None:
+        place, shift = self.place(buffer, at)
+        if not buffer.bound and buffer.element is i1:
+            value = f"select(0, 1, {value})"
+        new = value if not buffer.bound else self.encoded(buffer, value)
+        if buffer.parts > 1:
+            mask = (1 << 8 * buffer.element.bytes) - 1
+            both = (("and", f"~({mask}u << {shift})"), ("or", f"{new} << {shift}"))
+            for kind, operand in both:
+                self.line(f"{self.e.dialect.rmw(kind, place, operand)};")
+        elif buffer.by_atomics:
+            self.line(self.e.dialect.store_atomic(place, new))
+        else:
+            self.line(f"{place} = {new};")
+
+    def atomic(self, op: Op, buffer: Buffer, at: str, operands: Sequence[str]) -> str:
+        """``memref.atomic_rmw`` or ``atomic_cas``: what was there before. Raises
+        ``UnsupportedInShaderError``."""
+        e, element = self.e, buffer.element
+        if element.bytes == 8:
+            raise UnsupportedInShaderError(
+                "shaders have no atomic operations of 64 bits", op.span,
+                "accumulate into a tensor of 32 bits",
+            )  # fmt: skip
+        t = compute_type(element)
+        kind = op.attrs.get("kind", "")
+        place, shift = self.place(buffer, at)
+        if kind in _ATOMIC and element is i32:
+            before = self.name("before")
+            self.line(
+                e.dialect.let(before, "i32", e.dialect.rmw(_ATOMIC[kind], place, operands[0]))
+            )
+            return before
+        old = self.name("old")
+        word = "u32" if buffer.words else "i32"
+        self.line(e.dialect.variable(old, word, e.dialect.load_atomic(place)))
+        done = self.name("done")
+        self.line(e.dialect.variable(done, "bool", "false"))
+        with self.loop(f"!{done}"):
+            now = widened(e, self.decoded(buffer, old, shift), element)
+            if kind:
+                made = narrowed(e, e.combined(kind, t, now, operands[0]), element)
+                new = self.joined(buffer, old, made, shift)
+            else:
+                expected, desired = (narrowed(e, v, element) for v in operands)
+                same = f"{self.encoded(buffer, narrowed(e, now, element))} == "
+                same += self.encoded(buffer, expected)
+                new = f"select({old}, {self.joined(buffer, old, desired, shift)}, {same})"
+            for text in e.dialect.exchange(place, old, new, done):
+                self.line(text)
+        return widened(e, self.decoded(buffer, old, shift), element)

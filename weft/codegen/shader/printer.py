@@ -1,0 +1,265 @@
+"""The structured IR as statements of a shading language."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+
+from weft.codegen.shader.dialects import Dialect, UnsupportedInShaderError, register, type_of
+from weft.codegen.shader.memory import Accesses, Buffer, View
+from weft.codegen.shader.rules import Expressions, narrowed, widened
+from weft.codegen.shader.writer import Writer, Written
+from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.interp import evaluate
+from weft.ir.ops import OPS
+from weft.ir.types import f32, i32
+from weft.ir.views import For, If, Parallel, While, accessed_by, constant_of, memory, reported
+
+
+class Printer(Writer):
+    """``views``, ``names``: of the function's arguments; ``low``: those of 64 bits as an i32 or
+    f32."""
+
+    def __init__(
+        self, function: Function, dialect: Dialect, e: Expressions, threads: tuple[int, int, int],
+        views: Mapping[Value, View], names: Mapping[Value, str], low: Mapping[Value, str],
+        watch: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(dialect, e, names, watch)
+        self.function, self.threads = function, threads
+        self.views, self.low = dict(views), low
+        self.same: dict[Value, str] = {}  # integers of 64 bits as the i32 that they are made of
+        self.accesses = Accesses(self)
+        # A check that fails ends the thread where nobody waits for it.
+        self.may_leave = not any(op.name == "gpu.barrier" for op in walk(function.body))
+
+    def run(self) -> Written:
+        self.block(self.function.body)
+        return self.made
+
+    # -- operations
+
+    def block(self, block: Block) -> None:
+        for op in block.ops:
+            self.op(op)
+
+    def op(self, op: Op) -> None:
+        if op.name == "arith.constant" or OPS[op.name].terminator:
+            return
+        write = _STATEMENTS.get(op.name)
+        if write is not None:
+            write(self, op)
+        elif accessed_by(op) is not None:
+            self.access(op)
+        else:
+            self.scalar(op)
+
+    def scalar(self, op: Op) -> None:
+        constants = [constant_of(v) for v in op.operands]
+        if op.name in ("arith.index_cast", "arith.truncf") and (
+            op.operand in self.low and op.result.type in (i32, f32)
+        ):
+            self.names[op.result] = self.low[op.operand]
+            return
+        if op.name == "arith.index_cast" and op.operand.type is i32 and op.result.scalar.bits == 64:
+            value = self.same[op.result] = self.of(op.operand)
+            self.names[op.result] = f"i64({value})"
+            return
+        if op.name == "arith.sitofp" and op.operand in self.same:
+            value = self.same[op.operand]
+            self.let(op, op.result, f"{type_of(op.result.scalar)}({value})")
+            return
+        self.noted(op, *op.operands)
+        if constants and None not in constants:  # a language may refuse what overflows there
+            self.names[op.result] = self.e.literal(evaluate(op, constants), op.result.scalar)
+            return
+        self.let(op, op.result, self.e.of(op, [self.of(v) for v in op.operands]))
+
+    def view(self, memref: Value) -> View:
+        found = self.views[memref]
+        self.made.used.add(found.buffer.name)
+        return found
+
+    def access(self, op: Op) -> None:
+        memref, subscripts, values = memory(op)
+        view = self.view(memref)
+        self.noted(op, *subscripts)
+        at = self.offset(view, [self.of(v) for v in subscripts])
+        if "offset" in op.attrs:
+            at = f"{at} + {op.attrs['offset']}"
+        element = view.buffer.element
+        if op.name == "memref.load":
+            self.let(op, op.result, self.accesses.load(view.buffer, at))
+        elif op.name == "memref.store":
+            self.accesses.store(view.buffer, at, self.of(values[0]))
+        elif not view.buffer.atomic:  # no two iterations can meet
+            found = self.accesses.load(view.buffer, at)
+            self.let(op, op.result, widened(self.e, found, element))
+            made = self.e.combined(
+                op.attrs["kind"], op.result.scalar, self.of(op.result), self.of(values[0])
+            )
+            self.accesses.store(view.buffer, at, narrowed(self.e, made, element))
+        else:
+            self.let(
+                op, op.result, self.accesses.atomic(op, view.buffer, at, list(map(self.of, values)))
+            )
+
+    def offset(self, view: View, subscripts: Sequence[str]) -> str:
+        terms = [
+            s if stride in ("1", "i32(1)") else f"{s} * {stride}"
+            for s, stride in zip(subscripts, view.strides, strict=True)
+        ]
+        return " + ".join(terms) or "0"
+
+    def alloca(self, op: Op) -> None:
+        type = op.result.memref
+        if type.shape is None:
+            raise UnsupportedInShaderError(
+                "a local array whose size is known at run time", op.span,
+                "give it a constant size",
+            )  # fmt: skip
+        count, strides = 1, []
+        for extent in reversed(type.shape):
+            strides.insert(0, str(count))
+            count *= extent
+        name, shared = self.fresh(op.result), type.space == "shared"
+        buffer = Buffer(name, type.element, False, True, False)
+        text = self.d.array(name, buffer.type, max(count, 1), shared=shared)
+        if shared:
+            self.made.shared.append(text)
+        else:
+            self.line(text)
+        self.views[op.result] = View(buffer, tuple(f"i32({n})" for n in type.shape), tuple(strides))
+
+    def flatten(self, op: Op) -> None:
+        view = self.view(op.operand)
+        count = " * ".join(view.sizes) or "i32(1)"
+        self.views[op.result] = View(view.buffer, (f"({count})",), ("1",))
+
+    def dim(self, op: Op) -> None:
+        size = self.views[op.operand].sizes[op.attrs["axis"]]
+        t = type_of(op.result.scalar)
+        self.let(op, op.result, size if size.startswith(t) else f"{t}({size})")
+
+    def place(self, op: Op) -> None:
+        name = op.name.removeprefix("gpu.")
+        self.let(op, op.result, register(name, op.attrs["dimension"], self.threads))
+
+    def barrier(self, op: Op) -> None:
+        for text in self.d.barrier().split("\n"):
+            self.line(text)
+
+    # -- control
+
+    def branch(self, op: Op) -> None:
+        branch = If(op)
+        names = self.variables(op, op.results)
+        self.line(f"if ({self.of(branch.condition)}) {{")
+        self.region(branch.then, names)
+        if names or len(branch.otherwise.ops) > 1:
+            self.line("} else {")
+            self.region(branch.otherwise, names)
+        self.line("}")
+        self.names.update(zip(op.results, names, strict=True))
+
+    def region(self, block: Block, names: Sequence[str]) -> None:
+        self.block(block)
+        self.assign(names, block.terminator.operands)
+
+    def over(self, iv: Value, bounds: Sequence[Value]) -> AbstractContextManager[None]:
+        """A loop over ``iv``."""
+        lower, upper, step = map(self.of, bounds)
+        name = self.names[iv] = self.fresh(iv)
+        self.line(self.d.variable(name, type_of(iv.scalar), lower))
+        return self.loop(f"{name} < {upper}", f"{name} = {name} + {step}")
+
+    def for_loop(self, op: Op) -> None:
+        loop = For(op)
+        self.noted(op, loop.index)
+        names = self.variables(op, loop.carried, loop.inits)
+        self.names.update(zip(loop.carried, names, strict=True))
+        with self.over(loop.index, loop.bounds):
+            self.region(op.body, names)
+        self.names.update(zip(op.results, names, strict=True))
+
+    def parallel(self, op: Op) -> None:
+        """One inside of an iteration, or of a function that one thread runs: in order."""
+        loop = Parallel(op)
+        self.noted(op, *loop.indices)
+        names = self.variables(op, op.results, loop.inits)
+        with ExitStack() as loops:
+            for iv, bounds in zip(loop.indices, loop.axes, strict=True):
+                loops.enter_context(self.over(iv, bounds))
+            self.block(op.body)
+            for name, kind, value in zip(names, loop.kinds, loop.contributions, strict=True):
+                made = self.e.combined(kind, value.scalar, name, self.of(value))
+                self.line(f"{name} = {made};")
+        self.names.update(zip(op.results, names, strict=True))
+
+    def while_loop(self, op: Op) -> None:
+        loop = While(op)
+        carried = self.variables(op, loop.before.args, op.operands)
+        results = self.variables(op, op.results)
+        self.names.update(zip(loop.before.args, carried, strict=True))
+        self.number += 1
+        goes_on = f"goes_on_{self.number}"
+        self.line(self.d.variable(goes_on, "bool", "true"))
+        with self.loop(goes_on):
+            self.block(loop.before)
+            self.assign(results, loop.handed)
+            self.line(f"{goes_on} = {self.of(loop.condition)};")
+            self.line(f"if (!{goes_on}) {{ break; }}")
+            # What the region takes are its own: the results change at the next turn only.
+            self.names.update(zip(loop.after.args, results, strict=True))
+            self.block(loop.after)
+            self.assign(carried, loop.after.terminator.operands)
+        self.names.update(zip(op.results, results, strict=True))
+
+    # -- checks
+
+    def asserted(self, op: Op) -> None:
+        ok, *_ = map(self.of, op.operands)
+        self.check(op, f"!{ok}")
+
+    def bounds(self, op: Op) -> None:
+        subscript, extent = map(self.of, op.operands)
+        zero = self.e.literal(0, op.left.scalar)
+        self.check(op, f"{subscript} < {zero} || {subscript} >= {extent}")
+
+    def check(self, op: Op, failed: str) -> None:
+        self.made.used.add("error")
+        self.line(f"if ({failed}) {{")
+        self.line(f"if ({self.d.rmw('add', 'error[0]', 'u32(1u)')} == 0u) {{")
+        self.line(self.d.store_atomic("error[1]", f"{op.attrs['number'] + 1}u"))
+        for k, value in enumerate(reported(op)):
+            self.line(self.d.store_atomic(f"error[{k + 2}]", self.word(value)))
+        self.line("}")
+        if self.may_leave:
+            self.line("return;")
+        self.line("}")
+
+    def word(self, value: Value) -> str:
+        """A value as 32 bits."""
+        t, text = value.scalar, self.of(value)
+        if t.is_float:
+            return f"bitcast<u32>(f32({widened(self.e, text, t)}))"
+        return f"select(0u, 1u, {text})" if type_of(t) == "bool" else f"u32({text})"
+
+
+_STATEMENTS = {
+    "memref.alloca": Printer.alloca, "memref.flatten": Printer.flatten, "memref.dim": Printer.dim,
+    **{f"gpu.{name}": Printer.place for name in ("thread_id", "block_id", "block_dim", "grid_dim")},
+    "gpu.barrier": Printer.barrier, "scf.if": Printer.branch, "scf.for": Printer.for_loop,
+    "scf.parallel": Printer.parallel, "scf.while": Printer.while_loop,
+    "weft.assert": Printer.asserted, "weft.bounds": Printer.bounds,
+    "weft.print": lambda printer, op: None,  # a shader cannot
+}  # fmt: skip
+
+
+def atomically_updated(function: Function) -> set[Value]:
+    """The memrefs of which an element is updated atomically."""
+    found = set()
+    for op in walk(function.body):
+        if op.name in ("memref.atomic_rmw", "memref.atomic_cas") and op.attrs.get("atomic", True):
+            found.add(memory(op)[0])
+    return found

@@ -1,0 +1,73 @@
+"""What launching a shader needs to know of it: plain data. Here nothing is compiled."""
+
+from __future__ import annotations
+
+from weft.codegen.interface import Check, Slot
+from weft.schedule.nest import Nest
+from weft.values import frozen
+
+DIALECTS = ("wgsl", "msl")
+
+# What a device may have, in WebGPU's words: integers, and floats, of 64 bits.
+INT64, FLOAT64 = "shader-int64", "shader-f64"
+
+# The words of "params": infinity, minus infinity, NaN and 0; then two for each slot, which are its
+# bits; then how many blocks there are; then each slot as a float of 32 bits.
+FIRST = 4
+ENTRY = "entry"  # Metal has no kernel of the name "main"
+# Mesa's driver for CPUs ends loops without a word after so many turns: of all loops of a thread
+# together, those counted that any thread beside it takes. That is an error, with ``STOPPED`` in
+# place of a check's number.
+MOST_TURNS, STOPPED = 65_535, 0xFFFFFFFF
+
+
+@frozen
+class Stage:
+    """One module. ``buffers``: what it binds, in this order: "params", "a0" (the first argument),
+    ..., "error", "partials", of which those in ``written`` change. ``features``: what its device
+    must have, in WebGPU's words."""
+
+    text: str
+    buffers: tuple[str, ...]
+    written: tuple[str, ...]
+    features: tuple[str, ...]
+
+
+@frozen
+class Form:
+    """A loop with indices of 32 bits, or of 64 (``wide``). ``word``: bytes of what a block leaves
+    for the second stage, for each reduction."""
+
+    wide: bool
+    stages: tuple[Stage, ...]
+    word: int
+
+
+@frozen
+class ShaderCode:
+    """What launching needs of a loop. ``slots``: the words of the argument block, as for other
+    devices. ``threads``: of a block, along x, y and z; ``order``: which index of the loop runs
+    along x, y and z. ``copied``: positions of arguments whose contents matter."""
+
+    dialect: str
+    slots: tuple[Slot, ...]
+    checks: tuple[Check, ...]
+    nest: Nest
+    forms: tuple[Form, ...]
+    threads: tuple[int, int, int]
+    order: tuple[int, ...]
+    copied: tuple[int, ...]
+    changed: tuple[int, ...]
+    prints: bool
+
+    @property
+    def text(self) -> str:
+        """Every module, with what it is for."""
+        found: list[str] = []
+        for form in self.forms:
+            for k, stage in enumerate(form.stages):
+                what = f"indices of {64 if form.wide else 32} bits"
+                if len(form.stages) > 1:
+                    what += ("; what blocks reduce", "; what is left of all blocks")[k]
+                found.append(f"// {what}\n{stage.text}")
+        return "\n".join(found)

@@ -539,9 +539,3 @@ def _flatten(value: Any) -> list[Any]:
     if isinstance(value, Elementwise | list | tuple):
         return [item for part in value for item in _flatten(part)]
     return [value]
-
-
-def _inverses() -> Any:
-    from weft.lang import inverses  # where one is asked for
-
-    return inverses

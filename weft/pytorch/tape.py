@@ -221,5 +221,5 @@ def transposed(kernel: KernelLike, args: tuple[Any, ...], kwargs: dict[str, Any]
             for field, values in zip(fields, before, strict=True):
                 field.copy_(values)
     with torch.no_grad():
-        for (field, _, _), gradient in zip(begins, found, strict=True):
-            field.grad.zero_() if gradient is None else field.grad.copy_(gradient)
+        for (field, _, _), gradient in zip(begins, list[Any](found), strict=True):
+            field.grad.copy_(torch.zeros(()) if gradient is None else gradient)

@@ -328,3 +328,48 @@ def _made(what: str) -> Any:
 def test_objects_that_do_more_than_hold_members_are_refused(what: str) -> None:
     with pytest.raises(ti.KernelTypeError):
         _made(what)(torch.zeros(3))
+
+
+@dataclasses.dataclass
+class Both:
+    x: float
+    y: float
+
+
+WRONG = (
+    "(p + p)[0]", "(2 * p)[1]", "(d + d)[0]", "p[0]", "p[i]", "p[0:1][0]", "sum(p)", "max(p)",
+    "len(p)", "tuple(p)[0]", "d[0]", "p == d", "p == (x[i], 2.0)", "ti.Vector(p).x", "x[p]",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("expression", WRONG)
+def test_structs_and_dicts_are_no_tuples(expression: str, tmp_path: Any) -> None:
+    """Python refuses these; as tuples of their members they would be numbers, in silence."""
+    lines = ["def f(x):", "    for i in range(1):"]
+    lines += [
+        "        p, d = Both(x[i], 2.0), {'a': x[i], 'b': 2.0}",
+        f"        x[i] = {expression}",
+    ]
+    path = tmp_path / "written.py"
+    path.write_text("\n".join(lines) + "\n")
+    names = {"Both": Both, "ti": ti}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    with pytest.raises(ti.KernelTypeError, match=r"Both\(|dict\(|`max` needs"):
+        ti.kernel(names["f"])(torch.ones(3))
+
+
+def test_a_dict_is_gone_over_by_its_keys() -> None:
+    @ti.kernel
+    def kernel(x: torch.Tensor, out: torch.Tensor):
+        for i in range(x.shape[0]):
+            d = {"a": x[i], "b": 2.0}
+            first, _ = d
+            found = 1000.0 * ("b" in d) + 100 * len(d) + d[first]
+            for key in d:
+                found = 10 * found + d[key]
+            out[i] = found
+
+    x, out = torch.tensor([3.0, -1.0]), torch.zeros(2, 2)
+    kernel.function(x, out[0])
+    kernel(x, out[1])
+    assert out[0].tolist() == out[1].tolist()

@@ -11,6 +11,8 @@ import weft
 from tests.cuda.emulator import emulated
 from weft.errors import KernelTypeError
 
+# Each function, size and dtype is a compilation of `parts`: more than 64 in one process.
+pytestmark = pytest.mark.filterwarnings("ignore:the loop at line .* was compiled 64 times")
 linalg = weft.linalg
 SQUARE = ("lu", "qr", "sym_eig", "svd", "polar_decompose", "cholesky")
 

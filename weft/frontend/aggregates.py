@@ -44,10 +44,10 @@ def rows(x: Vec) -> Iterator[Operand]:
 def unpack(x: Operand, count: int, span: Span) -> list[Operand]:
     if isinstance(x, Static) and isinstance(x.value, (tuple, list)):
         x = static_tuple(x.value)
-    if not isinstance(x, Tup | Vec):
+    items = x.iterated() if isinstance(x, Tup) else list(rows(x)) if isinstance(x, Vec) else None
+    if items is None:
         raise KernelTypeError(f"{describe(x)} cannot be unpacked into {count} names", span,
                               help="unpack a tuple or a vector of that length")  # fmt: skip
-    items = list(x.items if isinstance(x, Tup) else rows(x))
     if len(items) != count:
         raise KernelTypeError(
             f"{len(items)} values cannot be unpacked into {count} names",
@@ -67,7 +67,7 @@ def build(x: Operand, span: Span) -> Vec:
         return Vec(list(x.items), x.shape)
     if isinstance(x, Static) and isinstance(x.value, (tuple, list)):
         x = Tup([Static(v) for v in x.value])
-    if isinstance(x, Tup) and x.items:
+    if isinstance(x, Tup) and x.items and x.in_order:
         if all(dtype_of(item) for item in x.items):
             return Vec(list(x.items), (len(x.items),))
         parts = [build(item, span) for item in x.items]

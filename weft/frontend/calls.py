@@ -355,7 +355,7 @@ def _grouped(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
 
 def _len(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     (x,) = arguments
-    if isinstance(x, Tup):
+    if isinstance(x, Tup) and x.iterated() is not None:
         return Static(len(x.items))
     if isinstance(x, Vec):
         return Static(x.shape[0])

@@ -162,7 +162,7 @@ def _integer(cx: Lowering, value: Value) -> Value | None:
 def static_items(x: Operand) -> list[Operand] | None:
     """The items of what a loop over ``x`` is unrolled over; None where it is a run-time loop."""
     if isinstance(x, Tup):
-        return list(x.items)
+        return x.iterated()
     if isinstance(x, Vec):
         return list(aggregates.rows(x))
     if isinstance(x, Static) and isinstance(x.value, (tuple, list, range)):

@@ -9,7 +9,16 @@ from typing import Any
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import aggregates, casts, complexes, expressions, rows
 from weft.frontend.context import EXPRESSIONS, Lowering
-from weft.frontend.kinds import Operand, Scalar, Static, Vec, describe, dtype_of, is_complex
+from weft.frontend.kinds import (
+    Operand,
+    Scalar,
+    Static,
+    Tup,
+    Vec,
+    describe,
+    dtype_of,
+    is_complex,
+)
 
 COMPARE: dict[type, str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
@@ -77,7 +86,16 @@ def _comparison(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span
         )
     if isinstance(left, Vec) or isinstance(right, Vec):
         return aggregates.compare(cx, symbol, left, right, span)
-    pair = [casts.static_items(x) for x in (left, right)]
+    named = [x for x in (left, right) if isinstance(x, Tup) and not x.in_order]
+    same = len(named) == 2 and (named[0].struct, named[0].names) == (
+        named[1].struct, named[1].names
+    )  # fmt: skip
+    if named and not same:
+        raise KernelTypeError(
+            f"{describe(left)} is compared with {describe(right)}", span,
+            help="compare structs of one type, with their members in one order",
+        )  # fmt: skip
+    pair = [x.items for x in named] or [casts.static_items(x) for x in (left, right)]
     if symbol in ("==", "!=") and pair[0] is not None and pair[1] is not None:
         return _tuples(cx, symbol, pair[0], pair[1], span)
     for x, other in ((left, right), (right, left)):

@@ -101,7 +101,8 @@ def subscripted(cx: Lowering, base: Tensor | Part, subscript: ast.expr, span: Sp
         operand = cx.expression(node)
         if isinstance(operand, Static) and operand.value is None and tensor.lattice == 0:
             continue
-        items = operand.items if isinstance(operand, (Vec, Tup)) else [operand]
+        many = isinstance(operand, Vec) or (isinstance(operand, Tup) and operand.in_order)
+        items = operand.items if many else [operand]  # type: ignore[union-attr]
         for item in items:
             if len(indices) >= tensor.rank:
                 wrong_subscripts(tensor, len(indices) + 1, span)

@@ -69,10 +69,11 @@ def binary(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Ope
         return _of_rows(cx, symbol, a, b, span)
     if isinstance(a, Vec) or isinstance(b, Vec):
         return aggregates.binary(cx, symbol, a, b, span)
-    if symbol == "*" and isinstance(a, Tup) != isinstance(b, Tup):
-        return lists.repeated(a, b, span) if isinstance(a, Tup) else lists.repeated(b, a, span)  # type: ignore[arg-type]
-    if isinstance(a, Tup) and isinstance(b, Tup) and symbol == "+":
-        return Tup([*a.items, *b.items])
+    many = [x for x in (a, b) if isinstance(x, Tup) and x.in_order]
+    if symbol == "*" and len(many) == 1:
+        return lists.repeated(many[0], b if a is many[0] else a, span)
+    if symbol == "+" and len(many) == 2:
+        return Tup([*many[0].items, *many[1].items])
     if symbol == "@":
         raise KernelTypeError(
             "`@` needs rows of tensors, small vectors or matrices",
@@ -263,7 +264,8 @@ def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
     if isinstance(base, Static) and isinstance(base.value, (dict, str, bytes)):
         return _constant_item(cx, base, cx.expression(node.slice), span)
     if isinstance(base, Tup):
-        if isinstance(node.slice, ast.Slice):
+        items = base.items if base.in_order else []
+        if isinstance(node.slice, ast.Slice) and base.in_order:
             bounds = [None if p is None else cx.expression(p) for p in
                       (node.slice.lower, node.slice.upper, node.slice.step)]  # fmt: skip
             known = [b.value if isinstance(b, Static) else None for b in bounds]
@@ -271,22 +273,25 @@ def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
                 if known[2] == 0 or any(k is not None and type(k) is not int for k in known):
                     raise KernelTypeError("a tuple is sliced by integers, by steps other than 0",
                                           span, help="write a[1:3]")  # fmt: skip
-                return Tup(base.items[slice(*known)])
-        else:
+                return Tup(items[slice(*known)])
+        elif not isinstance(node.slice, ast.Slice):
             position = cx.expression(node.slice)
             if isinstance(position, Static) and position.value in base.names:
                 return base.items[base.names.index(position.value)]
-            if isinstance(position, Static) and isinstance(position.value, int):
-                if not -len(base.items) <= position.value < len(base.items):
+            if isinstance(position, Static) and isinstance(position.value, int) and base.in_order:
+                if not -len(items) <= position.value < len(items):
                     raise KernelIndexError(
-                        f"subscript {position.value} of a tuple of {len(base.items)}", span,
-                        help=f"the last one is {len(base.items) - 1}",
+                        f"subscript {position.value} of a tuple of {len(items)}", span,
+                        help=f"the last one is {len(items) - 1}",
                     )  # fmt: skip
-                found = base.items[position.value]
+                found = items[position.value]
                 held = isinstance(found, Static) and isinstance(found.value, torch.Tensor)
                 return cx.reached("item", found) if held else found
-            if isinstance(position, Scalar) and base.items and all(dtype_of(i) for i in base.items):
-                return aggregates.pick(cx, base.items, position, node.value, span)
+            if isinstance(position, Scalar) and items and all(dtype_of(i) for i in items):
+                return aggregates.pick(cx, items, position, node.value, span)
+        if not base.in_order:
+            raise KernelTypeError(f"{describe(base)} has no item of that place", span,
+                                  help=f"its items are {', '.join(base.names)}")  # fmt: skip
         raise KernelTypeError("a tuple is subscripted by a constant", span,
                               help="use a tensor, or a weft.Vector")  # fmt: skip
     raise KernelTypeError(

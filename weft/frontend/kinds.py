@@ -248,6 +248,17 @@ class Tup:
     names: tuple[str, ...] = ()
     struct: Any = None
 
+    @property
+    def in_order(self) -> bool:
+        """Whether it is a tuple or a list for Python: no struct, dataclass or dict."""
+        return not self.names or (isinstance(self.struct, type) and issubclass(self.struct, tuple))
+
+    def iterated(self) -> list[Any] | None:
+        """What a loop over it goes over, the keys of a dict; None where Python has nothing."""
+        if self.struct is dict:
+            return [Static(name) for name in self.names]
+        return list(self.items) if self.in_order else None
+
 
 @mutable
 class Range:

@@ -24,7 +24,7 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
      "derivatives of that kind", "use torch.func.jvp, or a torch.autograd.Function"),
     ("aot graph GraphBuilder Graph Module DeviceCapability experimental",
      "such graphs and modules", "export the kernel (docs/shipping.md), or capture a CUDA graph"),
-    ("GUI ui tools imread imwrite imresize imshow imdisplay rgb_to_hex hex_to_rgb VideoManager",
+    ("GUI ui imread imwrite imresize imshow imdisplay rgb_to_hex hex_to_rgb VideoManager",
      "GUI and no images", "show or write the tensor with another library"),
     ("Texture texture rw_texture Format", "textures", "read a tensor at computed subscripts"),
     ("quant fixed quant_array BitpackedFields", "numbers of chosen bits",

@@ -259,7 +259,7 @@ CONV = causal_conv()
     ("text", "message"),
     [
         ("bind(i0, x)", "`bind(i0, x)`: it is no step for a CPU\n"
-         "help: write unroll_jam(...), vectorize(...) or privatize(...)"),
+         "help: write unroll_jam(...), vectorize(...), privatize(...) or streaming_stores(...)"),
         ("vectorize(q, 16, 16)", "`vectorize(q, 16, 16)`: there is no parallel index `q`\n"
          "help: there are `i0`, `i1`, `i2`"),
         ("unroll_jam(i2, 2); vectorize(i2, 16, 16)",

@@ -248,7 +248,7 @@ class Lowering:
         """Stores ``x``, converted, into an element. ``span`` is that of the element."""
         b = self.builder
         value = self.scalars.cast(x, dtype, span).value
-        if STORAGE[dtype].is_storage:
+        if dtype in STORAGE and STORAGE[dtype].is_storage:
             value = b.op("arith.truncf", value, type=STORAGE[dtype])
         elif dtype == "int":
             value = b.op("arith.index_cast", value, type=ir.i64)

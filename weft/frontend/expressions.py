@@ -18,7 +18,6 @@ from weft.frontend import (
     lists,
     named,
     overflow,
-    refused,
     rows,
     slices,
 )
@@ -112,7 +111,7 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
         value = names.member(owner, name, ABSENT) if known else getattr(owner, name, ABSENT)
         if value is ABSENT:
             package = getattr(owner, "__name__", "").partition(".")[0]
-            lacking = refused.LACKING.get(name) or absent.ABSENT.get(name)
+            lacking = absent.ABSENT.get(name)
             if package == "weft" and lacking is not None:
                 raise KernelTypeError(
                     f"weft has no {lacking[0]}: `{name}`", span,

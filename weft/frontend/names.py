@@ -134,21 +134,26 @@ def statement_lists(node: ast.AST) -> list[list[ast.stmt]]:
 def bound_names(node: ast.AST) -> list[str]:
     """Names that ``node`` assigns in the enclosing function's scope, in order of appearance."""
     names: list[str] = []
-    _bind(node, names)
+    left = [node]  # no recursion: expressions may have thousands of levels
+    while left:
+        one = left.pop()
+        if _bind(one, names):
+            left += reversed([*ast.iter_child_nodes(one)])
     return names
 
 
-def _bind(node: ast.AST, names: list[str]) -> None:
+def _bind(node: ast.AST, names: list[str]) -> bool:
+    """Adds what ``node`` itself assigns. Whether what is inside of it assigns there as well."""
     match node:
         case ast.Name(id=name, ctx=ctx):  # the most frequent one
             if not isinstance(ctx, ast.Load):
                 names.append(name)
-            return
+            return False
         case ast.alias(name=name, asname=asname):
             names.append(asname or name.partition(".")[0])
         case ast.FunctionDef(name=name):
             names.append(name)
-            return
+            return False
         case ast.ExceptHandler(name=str(name)) | ast.MatchMapping(rest=str(name)):
             names.append(name)
         case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
@@ -156,11 +161,10 @@ def _bind(node: ast.AST, names: list[str]) -> None:
         case _ if isinstance(node, SCOPES):
             found = (n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr))
             names.extend(found)
-            return
+            return False
         case _:
             pass
-    for child in ast.iter_child_nodes(node):
-        _bind(child, names)
+    return True
 
 
 def stored_into(node: ast.AST) -> set[str]:

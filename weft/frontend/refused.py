@@ -43,8 +43,3 @@ STATEMENTS: dict[type, tuple[str, str]] = {
     ast.ImportFrom: ("`import` cannot be compiled", "import at the top of the module"),
     ast.Match: ("`match` cannot be compiled", "write if / elif / else"),
 }
-
-# What Taichi has and weft has not, by attribute of the package: (what it is, what to write).
-LACKING: dict[str, tuple[str, str]] = {
-    "rand": ("function of that name", "write weft.random(dtype), uniform in [0, 1)"),
-}

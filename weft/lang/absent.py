@@ -33,6 +33,7 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
      "MatrixFreeBICGSTAB LinearOperator", "sparse matrices", "use torch.sparse in the host part"),
     ("algorithms PrefixSumExecutor parallel_sort", "such algorithms",
      "use torch.cumsum and torch.sort in the host part"),
+    ("rand", "function of that name", "write weft.random(dtype), uniform in [0, 1)"),
     ("pyfunc real_func", "functions of that kind", "write @weft.func"),
     ("reset", "state to reset", "leave it out"),
     ("amdgpu gles dx11 dx12 x86_64", "back end of that name",

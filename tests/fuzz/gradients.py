@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any
 
@@ -103,13 +104,18 @@ def _interpreted(
     """The derived loops by the interpreter: nothing is out of bounds, no iterations meet, and it
     computes what compiled code does."""
     floats = args[:3]
-    given = tuple(w.to(floats[0].dtype) for w in weights)
+    floating = [out.is_floating_point() for out in results(kernel(*args))]  # counts are not
+
+    def of_floats(values: Iterable[torch.Tensor]) -> Tensors:
+        return tuple(itertools.compress(values, floating))
+
+    given = tuple(w.to(floats[0].dtype) for w in of_floats(weights))
     loose = HALF if drawn.half else NARROW if drawn.narrow else EXACT
     pairs = [
         (kernel.backward.interpret(*args, grad=given)[:3],
          reverse_mode(kernel, floats, weights, *args[3:])),
         (kernel.jvp.interpret(*args, tangents=[*directions, None, None, None]),
-         forward_mode(kernel, floats, directions, *args[3:])),
+         of_floats(forward_mode(kernel, floats, directions, *args[3:]))),
     ]  # fmt: skip
     for mine, theirs in pairs:
         for x, y in zip(mine, theirs, strict=True):

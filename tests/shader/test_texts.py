@@ -51,6 +51,10 @@ def test_what_shaders_do_not_have_is_refused_by_name() -> None:
         weft.compile_for("wgsl", wide, meta(9), meta(1, dtype=torch.float64))
     assert "accumulate into a tensor of 32 bits" in str(caught.value)
 
+    with pytest.raises(TypeError, match="shaders do not compute with f8e5m2") as caught:
+        weft.compile_for("wgsl", total, meta(9, dtype=torch.float8_e5m2))
+    assert "pass the tensor as float16" in str(caught.value)
+
     @weft.kernel
     def zeros(x):
         for i in range(x.shape[0]):

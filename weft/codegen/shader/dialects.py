@@ -25,7 +25,7 @@ class UnsupportedInShaderError(CompileError, TypeError):
 
 def stored(t: ScalarType) -> bool:
     """Whether values of ``t`` are the bits of an element in memory, in an i32."""
-    return t.is_float and t.bits == 16
+    return t.is_float and t.bits <= 16
 
 
 def type_of(t: ScalarType) -> str:

@@ -316,7 +316,17 @@ def _to_int(e: Expressions, op: Op, a: list[str]) -> str:
 
 @_rule("arith.extf")
 def _extf(e: Expressions, op: Op, a: list[str]) -> str:
+    _check_width(op, op.operand.scalar)
     return f"{type_of(op.result.scalar)}({widened(e, a[0], op.operand.scalar)})"
+
+
+def _check_width(op: Op, element: ScalarType) -> None:
+    """Raises ``UnsupportedInShaderError`` for floats of 8 bits, which shaders only copy."""
+    if element.bits == 8:
+        raise UnsupportedInShaderError(
+            f"shaders do not compute with {element.name}", op.span,
+            "pass the tensor as float16, or run the kernel on a CPU or with CUDA",
+        )  # fmt: skip
 
 
 def widened(e: Expressions, value: str, source: ScalarType) -> str:
@@ -330,6 +340,7 @@ def widened(e: Expressions, value: str, source: ScalarType) -> str:
 
 @_rule("arith.truncf")
 def _truncf(e: Expressions, op: Op, a: list[str]) -> str:
+    _check_width(op, op.result.scalar)
     return narrowed(e, f"f32({a[0]})", op.result.scalar)
 
 

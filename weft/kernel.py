@@ -205,10 +205,8 @@ class Definition:
         ``KernelTypeError`` after the first call."""
         self._refuse_second(tuning)
         if self._host is not None:
-            raise KernelTypeError(
-                f"`{self.__name__}` is decorated again after its first call", self.span,
-                help="decorate it where it is defined",
-            )  # fmt: skip
+            what = f"`{self.__name__}` is decorated again after its first call"
+            raise KernelTypeError(what, self.span, help="decorate it where it is defined")
         for name in ("options", "signature", "parts"):
             self.__dict__.pop(name, None)
         self.given, self.tuning = {**self.given, **options}, tuning or self.tuning
@@ -573,8 +571,9 @@ def kernel(
     ``Kernel.schedule`` says, ``{"cuda": "unroll_jam(t, 4)"}``, or, by the number of the loop,
     ``{"cuda": {0: "unroll_jam(t, 4)", 2: "persist(32)"}}``. ``fuse``: whether Inductor may fuse
     loops with PyTorch's own; True: also those that are expected to be slower so.
-    ``autocast``: what ``torch.autocast`` does to floats. a dtype: all go to it; names
-    of parameters: these go to autocast's own; True: those of contractions alone do."""
+    ``autocast``: what ``torch.autocast`` does to arguments of floats. Nothing, if it is not given;
+    a dtype: all go to it; names of parameters: these go to autocast's own; True: those that loops
+    use for contractions alone do. Gradients have the dtypes that were passed."""
     given = {"debug": debug, "strict_math": strict_math, "schedule": schedule,
              "fuse": fuse, "autocast": autocast}  # fmt: skip
     options = {key: value for key, value in given.items() if value is not None}
@@ -588,7 +587,8 @@ def kernel(
             return inner.changed(options) if options else inner
         if not inspect.isfunction(function):
             what = f"weft.kernel decorates a function, not {type(function).__name__}"
-            raise KernelTypeError(what, help="put it directly above the `def`, below @staticmethod")
+            help = "put it directly above the `def`, below @staticmethod and the like"
+            raise KernelTypeError(what, help=help)
         if hasattr(function, "__wrapped__"):
             raise KernelTypeError(
                 f"`{function.__name__}` is decorated below weft.kernel, and the loops are compiled "

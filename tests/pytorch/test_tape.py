@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -150,6 +152,37 @@ def test_an_error_under_a_tape_ends_it() -> None:
     assert x.requires_grad
     with ti.ad.Tape(loss):
         total()
+
+
+def test_copies_of_fields_are_fields_of_tapes() -> None:
+    with ti.ad.Tape(loss):
+        middle()
+        end()
+    other = copy.deepcopy(x)
+    assert torch.equal(other.grad.to_torch(), 3 * V**3)
+
+    @ti.kernel
+    def doubled():
+        for i in other:
+            other[i] = 2 * x[i]
+        for i in other:
+            loss[None] += other[i]
+
+    with ti.ad.Tape(loss):
+        doubled()
+    assert torch.equal(x.grad.to_torch(), torch.full((5,), 2.0, dtype=torch.float64))
+    assert torch.equal(other.grad.to_torch(), torch.ones(5, dtype=torch.float64))
+
+
+def test_a_gradient_that_is_not_known_is_told_before_anything_changes() -> None:
+    with ti.ad.Tape(loss):
+        halve(1)
+        halve(2)
+        total()
+    assert copy.deepcopy(x).ungraded == x.ungraded
+    with pytest.raises(GradientError, match="2 loops under the tape wrote to `x`"):
+        ti.ad.Tape(loss, clear_gradients=False).__enter__()
+    assert all(one.is_leaf and one.requires_grad for one in (x, y, loss))
 
 
 def test_what_is_no_loss_and_what_is_recorded_by_torch() -> None:

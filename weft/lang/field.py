@@ -139,11 +139,13 @@ class Array(torch.Tensor):
             if not self.is_leaf:
                 raise RuntimeError("only a field that was not computed can be copied deeply")
             with quietly(), torch.no_grad():
-                new = self.as_subclass(torch.Tensor).clone().as_subclass(type(self))
+                plain = self.as_subclass(torch.Tensor).clone()
+                new = torch.Tensor._make_subclass(type(self), plain)
             vars(new).update(vars(self))
             new.requires_grad_(self.requires_grad)
-            if self.grad is not None:
-                new.grad = self.grad.clone()
+            gradient = torch.Tensor.grad.__get__(self)  # type: ignore[attr-defined]
+            if gradient is not None:
+                new.grad = gradient.clone()
             memo[id(self)] = new
         return memo[id(self)]
 
@@ -219,16 +221,17 @@ class Field(Array):
     defaults: ClassVar[Defaults] = Defaults()  # as ``weft.init`` says
     needs_grad = False  # whether it was made with a gradient, which is 0 at first
     ungraded: tuple[str, str] | None = None  # why its gradient is not known, and a way out
-    made: ClassVar[dict[int, weakref.ref[Field]]] = {}
+    made: ClassVar[weakref.WeakValueDictionary[int, Field]] = weakref.WeakValueDictionary()
 
     @classmethod
     def alive(cls) -> list[Field]:
         """The fields that there are, in the order in which they were made."""
-        found = [(key, made()) for key, made in cls.made.items()]
-        for key, made in found:
-            if made is None:
-                del cls.made[key]
-        return [made for _, made in found if made is not None]
+        return [*cls.made.values()]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        new = super().__deepcopy__(memo)
+        Field.made[id(new)] = new
+        return new
 
     def grow(self) -> None:
         """Gives the field a gradient: what ``needs_grad=True`` says."""
@@ -444,7 +447,7 @@ def field(
     # No view, so that autograd follows what is written to it.
     result: Field = torch.Tensor._make_subclass(Field, made)
     result.element = element
-    Field.made[id(result)] = weakref.ref(result)
+    Field.made[id(result)] = result
     if needs_grad:
         result.grow()
     return result

@@ -50,17 +50,17 @@ _Begun = list[tuple[Field, torch.Tensor, torch.Tensor]]
 def _begun(fields: Sequence[Field]) -> _Begun:
     """Has what is written from here on to those of ``fields`` with gradients recorded. Gives them,
     each with the leaf that stands for its values now, and its gradient, which torch would drop."""
-    begins: _Begun = []
+    gradients = [(one, one.grad) for one in fields if one.needs_grad]  # raises before any change
     for one in fields:
         if not one.is_leaf:
             one.detach_()
-        if one.needs_grad:
-            gradient = one.grad
-            one.requires_grad_(False)
-            start = one.detach().requires_grad_()
-            with torch.enable_grad():
-                _Begin.apply(start, one)
-            begins.append((one, start, gradient))
+    begins: _Begun = []
+    for one, gradient in gradients:
+        one.requires_grad_(False)
+        start = one.detach().requires_grad_()
+        with torch.enable_grad():
+            _Begin.apply(start, one)
+        begins.append((one, start, gradient))
     return begins
 
 

@@ -7,11 +7,15 @@ from random import Random
 from typing import Any
 
 import torch
+from torch.torch_version import TorchVersion
 
 import weft
 from tests.fuzz.check import function, shaped
 
 DTYPES = {"f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2}
+# Those of tensors: the plain Python stores as torch does, and before torch 2.13 what is too large
+# for f8e4m3 is NaN there. A cast by ``weft.f8e4m3`` is the same with any torch.
+STORED = [k for k in DTYPES if k != "f8e4m3" or TorchVersion(torch.__version__) >= "2.13"]
 
 
 def expression(random: Random, depth: int = 3) -> str:
@@ -34,7 +38,7 @@ def expression(random: Random, depth: int = 3) -> str:
 
 
 def text(random: Random) -> str:
-    kind = random.choice(list(DTYPES))
+    kind = random.choice(STORED)
     lines = ["def kernel(x, y, c, out, n):",
              "    for i in range(x.shape[0]):",
              "        a, b = weft.f32(x[i]), weft.f32(y[i])"]  # fmt: skip
@@ -60,7 +64,7 @@ def check(random: Random, call: Any = lambda kernel, given: kernel(*given)) -> N
 
     def numbers(bits: range = range(256)) -> torch.Tensor:
         drawn_bits = torch.tensor([random.choice(bits) for _ in range(count)], dtype=torch.uint8)
-        values = drawn_bits.view(random.choice(list(DTYPES.values())))
+        values = drawn_bits.view(DTYPES[random.choice(STORED)])
         return shaped(random, values)
 
     given = [numbers(), numbers(), numbers()]
@@ -68,5 +72,5 @@ def check(random: Random, call: Any = lambda kernel, given: kernel(*given)) -> N
     plain(*mine[:2], c, mine[2], n)
     call(weft.kernel(plain, strict_math=True), [*given[:2], c, given[2], n])
     for a, b in zip(mine, given, strict=True):
-        torch.testing.assert_close(b.cpu().float(), a.float(), rtol=0, atol=0, equal_nan=True,
+        torch.testing.assert_close(b.cpu().float(), a.cpu().float(), rtol=0, atol=0, equal_nan=True,
                                    msg=lambda m: f"{drawn}\n{given}, {c}, {n}\n{m}")  # fmt: skip

@@ -481,3 +481,22 @@ def added_number(x: torch.Tensor, n: int):
 def test_interpret_says_which_integer_does_not_fit(function: Any, n: int, message: str) -> None:
     with pytest.raises(weft.KernelValueError, match=re.escape(message)):
         weft.kernel(function).interpret(torch.ones(2, dtype=torch.int8), n)
+
+
+@weft.kernel
+def counted(x: torch.Tensor):
+    total, most = weft.u32(2), weft.f32(0)
+    before = total
+    for i in range(x.shape[0]):
+        total += weft.u32(x[i])
+        most = max(most, x[i])
+    return total, most, before
+
+
+def test_scalars_of_the_host_part_are_where_tensors_are(device: str) -> None:
+    """They were refused beside CUDA tensors: 0-d tensors on the CPU."""
+    x = torch.tensor([1.0, 5.0, 2.0], device=device)
+    for _ in range(3):  # by the generated call, too
+        total, most, before = counted(x)
+        assert [total.item(), most.item(), before.item()] == [10, 5.0, 2]
+    assert [r.device.type for r in counted(x.to("meta"))[:2]] == ["meta", "meta"]

@@ -277,3 +277,16 @@ def test_loops_of_a_gradient_have_a_table() -> None:
     kernel.backward.schedule("cuda", "cover()", names[1])
     asked = kernel.backward.schedules(*args, device="cuda")
     assert {row.loop for row in asked if row.asked} == {names[1]}
+
+
+@pytest.mark.parametrize("kernel, args", [
+    (gallery.total, (meta(5),)),
+    pytest.param(softmax.softmax, (meta(5, 131),), marks=pytest.mark.slow),
+    pytest.param(gallery.matmul, (meta(37, 38), meta(38, 39)), marks=pytest.mark.slow),
+], ids=["total", "softmax", "matmul"])  # fmt: skip
+def test_what_is_printed_may_be_asked_for(kernel: weft.Kernel, args: tuple[Any, ...]) -> None:
+    """Each candidate's text, given back: cooperating ones were refused for the block they print."""
+    for row in kernel.schedules(*args, device="cuda"):
+        asked = weft.kernel(schedule={"cuda": row.schedule})(kernel.function)
+        rows = asked.schedules(*args, device="cuda")
+        assert row.schedule in [r.schedule for r in rows if r.origin == "asked for"]

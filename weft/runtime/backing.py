@@ -1,7 +1,8 @@
-"""Vectors and matrices of the host part, as tensors while a device loop stores into them.
+"""Vectors and matrices of the host part, as tensors while a device loop stores into them, and its
+scalars where the loop's tensors are.
 
 What the loop leaves in the tensor becomes the vector's elements: 0-d tensors, as the results of
-reductions are.
+reductions are. A scalar (``weft.f32(0)``) is a value: the loop has its copy on the device.
 """
 
 from __future__ import annotations
@@ -22,9 +23,17 @@ from weft.lang.vectors import Backing, Matrix, Vector
 
 def is_backed(region: Region, args: Sequence[Any]) -> bool:
     """Whether the loop stores into a vector of the host part, or reads one that has a gradient: as
-    a constant it would have none."""
+    a constant it would have none. Or reads a scalar that is not where its tensors are."""
     return any(isinstance(v, Vector | Matrix) and (k in region.stored or _is_tracked(v))
+               or isinstance(v, Scalar) and _elsewhere(v, args) is not None
                for k, v in enumerate(args))  # fmt: skip
+
+
+def _elsewhere(value: Scalar, args: Sequence[Any]) -> torch.device | None:
+    """The device of the loop's tensors, where it is not the CPU and ``value`` is there."""
+    if not value.is_cpu:
+        return None
+    return next((v.device for v in args if isinstance(v, torch.Tensor) and not v.is_cpu), None)
 
 
 def _is_tracked(value: Vector | Matrix) -> bool:
@@ -33,8 +42,8 @@ def _is_tracked(value: Vector | Matrix) -> bool:
 
 
 def backed(region: Region, args: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments, with tensors for the vectors that the loop stores into or that have gradients.
-    An object that is there twice stays one."""
+    """The arguments, with tensors for the vectors that the loop stores into or that have gradients,
+    and scalars where its tensors are. An object that is there twice stays one."""
     made: dict[int, torch.Tensor] = {}
     for k, value in enumerate(args):
         if isinstance(value, Vector | Matrix) and (k in region.stored or _is_tracked(value)):
@@ -42,6 +51,8 @@ def backed(region: Region, args: Sequence[Any]) -> tuple[Any, ...]:
                 value.store_entries(value.entries())  # refuses those that cannot be set
             if id(value) not in made:
                 made[id(value)] = _tensor(value, region, args)
+        elif isinstance(value, Scalar) and (device := _elsewhere(value, args)) is not None:
+            made[id(value)] = _plain(value).to(device)
     return tuple(made.get(id(value), value) for value in args)
 
 

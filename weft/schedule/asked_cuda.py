@@ -372,7 +372,7 @@ def candidates(
     several of them, where that is for the call to decide. ``divisible``: what a call must satisfy
     for the vectors of ``text``; ``step_of``: of the nest's program. Raises ``ScheduleError``."""
     given = parse(text)
-    _go_together(loop, given)
+    _go_together(loop, given, nest_steps(loop.axes, found))
     given = tuple(map(_completed(loop, found), given))
     order = _order(loop, given, found)
     inner: list[Any] = [step for step in given if isinstance(step, _INNER)]
@@ -392,11 +392,14 @@ def candidates(
     return tuple(made)
 
 
-def _go_together(loop: LoopNest, given: Schedule) -> None:
+def _go_together(loop: LoopNest, given: Schedule, usual: Sequence[Step]) -> None:
     """Raises ``ScheduleError`` where names are not there, or where what is completed otherwise is
-    asked for beside what does not have it."""
+    asked for beside what does not have it. ``usual``: where indices go and the block of those who
+    ask for none: the texts of weft's own candidates have them beside every step."""
 
     def blocks(nest: LoopNest, step: Block, schedule: Schedule) -> Refusal | None:
+        if step in usual:
+            return None
         if nest.parallel.attrs["kinds"] or only(schedule, Privatize):
             return Refusal(
                 f"a loop that reduces or privatizes has blocks of {THREADS} threads", None,

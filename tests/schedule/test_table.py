@@ -279,7 +279,7 @@ def test_loops_of_a_gradient_have_a_table() -> None:
     assert {row.loop for row in asked if row.asked} == {names[1]}
 
 
-@pytest.mark.parametrize("kernel, args", [
+@pytest.mark.parametrize(("kernel", "args"), [
     (gallery.total, (meta(5),)),
     pytest.param(softmax.softmax, (meta(5, 131),), marks=pytest.mark.slow),
     pytest.param(gallery.matmul, (meta(37, 38), meta(38, 39)), marks=pytest.mark.slow),

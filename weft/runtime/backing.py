@@ -24,8 +24,8 @@ from weft.lang.vectors import Backing, Matrix, Vector
 def is_backed(region: Region, args: Sequence[Any]) -> bool:
     """Whether the loop stores into a vector of the host part, or reads one that has a gradient: as
     a constant it would have none. Or reads a scalar that is not where its tensors are."""
-    return any(isinstance(v, Vector | Matrix) and (k in region.stored or _is_tracked(v))
-               or isinstance(v, Scalar) and _elsewhere(v, args) is not None
+    return any((isinstance(v, Vector | Matrix) and (k in region.stored or _is_tracked(v)))
+               or (isinstance(v, Scalar) and _elsewhere(v, args) is not None)
                for k, v in enumerate(args))  # fmt: skip
 
 

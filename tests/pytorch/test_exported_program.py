@@ -161,15 +161,23 @@ normalized: `scale` requires a gradient, and the package has none: call it under
 """
 
 
-@pytest.mark.slow
-def test_a_program_of_cpp(tmp_path: Path) -> None:
-    """A package of AOTInductor with two kernels, and a kernel with a host part, by its header."""
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    """A folder with a package of AOTInductor that has two kernels, and a kernel with a host part.
+    To make them takes as long as to use them in C++."""
     program = exported_model()
     weft.export_library(tmp_path / "libmodel.so", program)
     torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
     rows = torch.export.Dim("rows", min=2, max=4000)
     example = torch.randn(5, 6), torch.randn(6), 1e-5
     normalized.export(tmp_path / "libnormalized.so", example, dynamic={"x": {0: rows}})
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_program_of_cpp(packages: Path) -> None:
+    """A package of AOTInductor with two kernels, and a kernel with a host part, by its header."""
+    tmp_path = packages
     names = ("libnormalized.so", "libnormalized.pt2", "libnormalized.h")
     assert {*names, "libnormalized_example.cpp"} <= {*os.listdir(tmp_path)}
     lines = (tmp_path / "libnormalized_example.cpp").read_text().split("\n")

@@ -273,6 +273,8 @@ def program(x):
     return z + 1
 """
 COMPILED = """import torch, storing
+from torch._inductor import config
+config.cpp_cache_precompile_headers = False  # longer than all else
 print(torch.compile(storing.program)(torch.ones(2)).tolist())
 """
 OLDER = """from weft.pytorch import library

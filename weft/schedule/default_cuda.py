@@ -18,6 +18,7 @@ from weft.ir.views import memory as access_of
 from weft.schedule.choose import Candidate
 from weft.schedule.cooperative_loops import Team
 from weft.schedule.grid import (
+    BESIDE_THREADS,
     LEAST_MEMBERS,
     MOST_CLUSTERED,
     MOST_MEMBERS,
@@ -344,6 +345,8 @@ def _together(parallel: Op, team: Team | None) -> Iterator[Form]:
         for n in (1, 2, 4, *widths) if team.columns else (0,):
             threads = SPLIT_THREADS if n > 1 else ROW_THREADS
             yield (Split(n),), (SplitReduction(loops, threads, n),)
+        if team.columns and team.pays:
+            yield (Split(WARP),), (SplitReduction(loops, BESIDE_THREADS, WARP),)
     if not team.pays:
         return
     if team.columns:

@@ -273,8 +273,8 @@ def brief(schedule: Schedule) -> str:
                 words += [f"v{copies}", *["divisible"] * divisible]
             case UnrollJam(axis=axis, overlap=overlap, whole=whole):
                 words += [f"jam-{axis}", *["whole" if whole else "overlap"] * (overlap > 0)]
-            case SplitReduction(columns=columns):
-                words.append(f"split{columns}")
+            case SplitReduction(threads=threads, columns=columns):
+                words.append(f"split{columns}x{threads}")
             case Scan(threads=threads, width=width, parts=parts):
                 words.append(f"{'' if parts == 1 else 'split-'}scan{threads}x{width}")
             case Prefetch(steps=steps):

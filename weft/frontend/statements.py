@@ -164,7 +164,7 @@ def _accumulate_one(
         tensor.dtype == "bool" and symbol not in "&|^"
     ):  # fmt: skip
         old = cx.load_real(tensor, indices, at)
-        result = cx.scalars.binary(symbol, old, value, span)
+        result = overflow.arithmetic(cx, symbol, old, value, span)
         cx.store_element(tensor.memref, tensor.dtype, indices, result, at)
         return
     overflow.fits(cx, value, tensor.dtype, span)

@@ -30,17 +30,25 @@ def test_integers_wrap():
 
 @MODES
 def test_divisions_by_zero(debug):
-    def divide(x, z, whole, rest, quotient):
+    def divide(x, z, quotient):
+        for i in range(x.shape[0]):
+            quotient[i] = x[i] / z[i]
+
+    def divide_integers(x, z, whole, rest):
         for i in range(x.shape[0]):
             whole[i] = x[i] // z[i]
             rest[i] = x[i] % z[i]
-            quotient[i] = x[i] / z[i]
 
     x, z = torch.tensor([7, -7, 0]), torch.zeros(3, dtype=torch.int64)
     whole, rest, quotient = torch.ones_like(x), torch.ones_like(x), torch.ones(3)
-    run(debug, divide, x, z, whole, rest, quotient)
-    assert whole.tolist() == [0, 0, 0]
-    assert rest.tolist() == x.tolist()
+    if debug:
+        with pytest.raises(weft.KernelAssertionError, match="7 // 0: division by zero, at i = 0"):
+            run(debug, divide_integers, x, z, whole, rest)
+    else:
+        run(debug, divide_integers, x, z, whole, rest)
+        assert whole.tolist() == [0, 0, 0]
+        assert rest.tolist() == x.tolist()
+    run(debug, divide, x, z, quotient)
     assert quotient.tolist()[:2] == [math.inf, -math.inf]
     assert math.isnan(quotient[2])
 

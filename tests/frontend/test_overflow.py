@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -181,3 +182,54 @@ def test_the_text_for_cuda_has_the_checks() -> None:
     args = torch.empty(3, dtype=torch.int32), 1, torch.empty(3, 1, dtype=torch.int32)
     (loop,) = compile_for("sm_90", table, *args)
     assert loop.ptx.count("atom") >= 2  # of the record: a product and a sum
+
+
+def accumulated(x: torch.Tensor, n: int, which: int) -> None:
+    for i in range(x.shape[0]):
+        if which == 0:
+            x[i] *= n
+        elif which == 1:
+            x[i] <<= n
+        elif which == 2:
+            x[i] **= 3
+        elif which == 3:
+            x[i] //= n
+        else:
+            x[i] %= n
+
+
+def test_operators_that_assign_are_checked_too() -> None:
+    kernel = weft.kernel(accumulated, debug=True)
+    for which, n, last in ((0, 3, 126), (1, 1, 84), (2, 0, 74088), (3, 5, 8), (4, 5, 2)):
+        x = torch.tensor([42], dtype=torch.int32 if which == 2 else torch.int8)
+        kernel(x, n, which)
+        assert x.item() == last
+    for which, n, text in ((0, 4, "42 \\* 4"), (1, 2, "42 << 2"), (2, 0, "42 \\*\\* 3")):
+        with pytest.raises(weft.KernelOverflowError, match=text + " overflows i8, at i = 0"):
+            kernel(torch.tensor([42], dtype=torch.int8), n, which)
+    for which, symbol in ((3, "//"), (4, "%")):
+        with pytest.raises(weft.KernelAssertionError, match=f"42 {symbol} 0: division by zero"):
+            kernel(torch.tensor([42], dtype=torch.int8), 0, which)
+
+
+def quotients(i: int, j: int, out: torch.Tensor) -> None:
+    for _ in range(1):
+        out[0] = i // j
+        out[1] = int(i / j)
+        out[2] = round(i / j)
+        out[3] = math.floor(i / j)
+        out[4] = math.ceil(i / j)
+        out[5] = math.trunc(i / j)
+
+
+def test_quotients_by_zero_are_zero_and_an_error_in_debug_mode() -> None:
+    plain, out = weft.kernel(quotients), torch.empty(6, dtype=torch.int64)
+    for i in (7, 1, 0, -7):
+        plain(i, 0, out.fill_(9))
+        assert out.tolist() == [0] * 6
+        with pytest.raises(weft.KernelAssertionError, match=f"{i} // 0: division by zero"):
+            weft.kernel(quotients, debug=True)(i, 0, out)
+        expected = torch.empty_like(out)
+        plain(i, -2, out)
+        quotients(i, -2, expected)
+        assert out.tolist() == expected.tolist()

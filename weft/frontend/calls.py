@@ -90,6 +90,8 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
 
     if isinstance(function, Method) and (own := named.method(function.receiver, function.name)):
         return _inlined(cx, node, Static(own), span, [function.receiver])
+    if isinstance(function, Tup) and (own := named.special(function, "__call__")):
+        return _inlined(cx, node, Static(own), span, [function])
     if isinstance(function, Method) and row_calls.has(function):
         return row_calls.method(cx, node, function, bound)
     if isinstance(function, Method):
@@ -133,6 +135,10 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
             f"`{text}` cannot be called in a device loop", span, help="call it in the host part"
         )
     given = bound(signatures.FUNCTIONS[name], text)
+    if given and named.has_members(given[0]):
+        own = named.of_function(cx, name, given, span)
+        if own is not None:
+            return own
     if any(map(rows.is_row, given)) and (name in FUNCTIONS or name in complex_calls.FUNCTIONS):
         return row_calls.elementwise(cx, node, name, given)
     if name in FUNCTIONS and any(map(is_complex, given)):

@@ -86,7 +86,7 @@ def cast(cx: Lowering, x: Operand, dtype: Any, span: Span) -> Operand:
                 f"{name}({shown(number.value)}): {error}", span,
                 help="write the number that is meant, or math.inf",
             ) from None  # fmt: skip
-    exact = _whole(cx, number) if name in ("int", "i32", "i64") else None
+    exact = _whole(cx, number, span) if name in ("int", "i32", "i64") else None
     overflow.fits(cx, number, name, span)
     return cx.scalars.cast_exactly(exact or number, name, span)
 
@@ -101,20 +101,20 @@ def of_constants(function: Any, values: list[Any], node: ast.Call, span: Span) -
         ) from None
 
 
-def _whole(cx: Lowering, x: Operand) -> Scalar | None:
+def _whole(cx: Lowering, x: Operand, span: Span) -> Scalar | None:
     """``quotient`` of a number that is made an integer: rounded before, or not."""
     if isinstance(x, Scalar):
         for name in ("floor", "ceil", "trunc", "roundeven"):
             rounded = made_by(x.value, f"math.{name}")
             if rounded is not None:
-                return quotient(cx, name, Scalar(rounded.operand, x.dtype))
-    return quotient(cx, "trunc", x)
+                return quotient(cx, name, Scalar(rounded.operand, x.dtype), span)
+    return quotient(cx, "trunc", x, span)
 
 
-def quotient(cx: Lowering, name: str, x: Operand) -> Scalar | None:
+def quotient(cx: Lowering, name: str, x: Operand, span: Span) -> Scalar | None:
     """``x`` rounded by ``floor``, ``ceil``, ``trunc`` or ``roundeven``, if it is i / j of Python's
     integers, which Python rounds in float64: exactly, without the rounding of the kernel's own
-    float."""
+    float. 0 where j is, as i // j."""
     if not isinstance(x, Scalar) or x.dtype != "float":
         return None
     divided = made_by(x.value, "arith.divf")
@@ -122,6 +122,7 @@ def quotient(cx: Lowering, name: str, x: Operand) -> Scalar | None:
     if i is None or j is None:
         return None
     b, zero = cx.builder, cx.builder.constant(0, index)
+    overflow.divisor_is_not_zero(cx, "/", Scalar(i, "int"), Scalar(j, "int"), "int", span)
     found = b.op("arith.floordivsi", i, j)
     if name != "floor":
         one = b.constant(1, index)
@@ -133,6 +134,9 @@ def quotient(cx: Lowering, name: str, x: Operand) -> Scalar | None:
         if name == "trunc":
             negative = b.op("arith.cmpi", found, zero, predicate="slt")
             more = b.op("arith.andi", more, negative)
+        elif constant_of(j) is None:
+            divides = b.op("arith.cmpi", j, zero, predicate="ne")
+            more = b.op("arith.andi", more, divides)
         found = b.op("arith.addi", found, b.op("arith.select", more, one, zero))
     return Scalar(found, "int")
 

@@ -58,7 +58,7 @@ def call(
     values = _bound(function, given, named, span)
     lines = [tree.body] if isinstance(tree, ast.FunctionDef) else []
     body = [s for line in lines for s in desugar_function(line, valued=node is not cx.discarded)]
-    site = (tree, node.lineno, node.col_offset, outer.turns)
+    site = (tree, span.line, span.column, span.end_line, span.end_column, outer.turns)
     cx.frame = Frame(function.frame.source, (*outer.path, site))
     own = set(values) | set(assigned(body))
     around = function.frame.arguments

@@ -7,7 +7,7 @@ import operator
 from typing import Any
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import aggregates, casts, complexes, expressions, rows
+from weft.frontend import aggregates, casts, complexes, expressions, named, records, rows
 from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.kinds import (
     Operand,
@@ -54,6 +54,10 @@ def _comparison(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span
             "`is` between run-time values", span, help="write ==, or compare with None"
         )
     if isinstance(op, (ast.In, ast.NotIn)):
+        held = named.call_special(cx, right, "__contains__", [left], span)
+        if held is not None:
+            absent = cx.scalars.negation(cx.read_number(held, span), span)
+            return cx.scalars.negation(absent, span) if isinstance(op, ast.In) else absent
         items = casts.static_items(right)
         if items is None:
             if (
@@ -80,22 +84,27 @@ def _comparison(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span
             )
         return result if isinstance(op, ast.In) else cx.scalars.negation(result, span)
     symbol = COMPARE[type(op)]
+    if named.has_members(left) or named.has_members(right):
+        own = named.compare(cx, symbol, left, right, span)
+        if own is not None:
+            return own
+        left, right = (records.of_constant(cx, x, span) or x for x in (left, right))
     if rows.is_row(left) or rows.is_row(right):
         return rows.elementwise(
             cx, lambda x: _numbers(cx, symbol, x[0], x[1], span), [left, right], span
         )
     if isinstance(left, Vec) or isinstance(right, Vec):
         return aggregates.compare(cx, symbol, left, right, span)
-    named = [x for x in (left, right) if isinstance(x, Tup) and not x.in_order]
-    same = len(named) == 2 and (named[0].struct, named[0].names) == (
-        named[1].struct, named[1].names
+    structs = [x for x in (left, right) if isinstance(x, Tup) and not x.in_order]
+    same = len(structs) == 2 and (structs[0].struct, structs[0].names) == (
+        structs[1].struct, structs[1].names
     )  # fmt: skip
-    if named and not same:
+    if structs and not same:
         raise KernelTypeError(
             f"{describe(left)} is compared with {describe(right)}", span,
             help="compare structs of one type, with their members in one order",
         )  # fmt: skip
-    pair = [x.items for x in named] or [casts.static_items(x) for x in (left, right)]
+    pair = [named.compared(x) for x in structs] or [casts.static_items(x) for x in (left, right)]
     if symbol in ("==", "!=") and pair[0] is not None and pair[1] is not None:
         return _tuples(cx, symbol, pair[0], pair[1], span)
     for x, other in ((left, right), (right, left)):

@@ -60,7 +60,7 @@ _CHEAP_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXo
 
 
 def binary(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Operand:
-    if isinstance(a, Tup) or isinstance(b, Tup):
+    if named.has_members(a) or named.has_members(b):
         found = named.binary(cx, symbol, a, b, span, binary)
         if found is not None:
             return found
@@ -156,7 +156,7 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
         if name == "dtype":
             return Static(casts.dtype_object(x.dtype))
         return x if name == "real" else Method(x, name)
-    if isinstance(x, Tup) and (found := named.member(x, name)) is not None:
+    if isinstance(x, Tup) and (found := named.member(cx, x, name, span)) is not None:
         return found
     row = rows.of(cx, x)
     if row is not None:
@@ -168,9 +168,11 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
             pair, dtype = isinstance(rows.probe(cx, row), Complex), rows.dtype(cx, row)
             return Static(casts.complex_object(dtype) if pair else casts.dtype_object(dtype))
         return Method(x, name)
-    raise KernelTypeError(
-        f"{describe(x)} has no attribute `{name}`", span, help="check the spelling"
+    of_dict = isinstance(x, Tup) and x.struct is dict
+    help = (
+        'it has d["a"], len(d), `in` and loops over its keys' if of_dict else "check the spelling"
     )
+    raise KernelTypeError(f"{describe(x)} has no attribute `{name}`", span, help=help)
 
 
 # --- nodes --------------------------------------------------------------------------------------
@@ -275,6 +277,9 @@ def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
                 return Tup(items[slice(*known)])
         elif not isinstance(node.slice, ast.Slice):
             position = cx.expression(node.slice)
+            found = named.call_special(cx, base, "__getitem__", [position], span)
+            if found is not None:
+                return found
             if isinstance(position, Static) and position.value in base.names:
                 return base.items[base.names.index(position.value)]
             if isinstance(position, Static) and isinstance(position.value, int) and base.in_order:
@@ -342,6 +347,8 @@ def _unary(cx: Lowering, node: ast.UnaryOp) -> Operand:
         x = test(cx, node.operand)
         return cx.scalars.negation(x, span)
     x = cx.expression(node.operand)
+    if named.has_members(x) and (found := named.unary(cx, node.op, x, span)) is not None:
+        return found
     if isinstance(x, Vec):
         return aggregates.unary(cx, node.op, x, span)
     if rows.is_row(x):
@@ -375,6 +382,8 @@ def test(cx: Lowering, node: ast.expr) -> Static | Scalar:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return cx.scalars.negation(test(cx, node.operand), span)
     x = cx.expression(node)
+    if named.has_members(x) and (found := named.truth(cx, x, span)) is not None:
+        x = found
     if isinstance(x, Static):
         return Static(bool(x.value))
     if isinstance(x, Tup):

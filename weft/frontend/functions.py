@@ -62,7 +62,7 @@ def _rounding(name: str, to_int: bool) -> Handler:
         dtype = cx.scalars.number(a[0], span)
         if not is_float(dtype):
             return cx.scalars.cast(a[0], "int", span) if dtype == "bool" else a[0]
-        exact = quotient(cx, name, a[0]) if to_int else None
+        exact = quotient(cx, name, a[0], span) if to_int else None
         if exact is not None:
             return exact
         rounded = cx.scalars.function(name, a, span)

@@ -51,8 +51,7 @@ def inline(
         source = cx.sources[function] = read_function(function, cx.source.name)
         source.tree = atomics(source, Scope.of(function))
     outer = cx.frame
-    place = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
-    site = (function, *place, outer.turns)
+    site = (function, span.line, span.column, span.end_line, span.end_column, outer.turns)
     limit_calls(cx, function, source.name, span)
     hints = annotations_of(function)
     body = desugar_function(source.tree.body, valued=node is not cx.discarded)

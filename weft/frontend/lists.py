@@ -171,6 +171,9 @@ def ordered(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     if not items:
         return Tup([])
     falls = bool(down and isinstance(down[0], Static) and down[0].value)
+    turned = None
+    if down and not isinstance(down[0], Static):
+        turned = cx.scalars.truth(cx.read_number(down[0], span), span)
     dtype = functools.reduce(promote, [dtype_of(x) or "" for x in items])
     values: list[Operand] = [cx.scalars.cast(x, dtype, span) for x in items]
     for end in range(1, len(values)):
@@ -180,4 +183,7 @@ def ordered(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
             swap = cx.scalars.truth(less, span)
             values[k - 1] = cx.scalars.select(swap, b, a, span)
             values[k] = cx.scalars.select(swap, a, b, span)
+    if turned is not None:
+        pairs = zip(values, values[::-1], strict=True)
+        values = [cx.scalars.select(turned, b, a, span) for a, b in pairs]
     return Tup(values)

@@ -1,7 +1,13 @@
-"""Tuples whose items have names: members, methods and arithmetic of structs."""
+"""Tuples whose items have names: members, methods and arithmetic of structs.
+
+What the class of a dataclass's object or of a named tuple defines in Python (``__add__``,
+``__eq__``, ``__len__``, properties) is inlined, as its methods are.
+"""
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import inspect
 import types
 from collections.abc import Callable
@@ -9,10 +15,31 @@ from typing import Any
 
 from weft.errors import KernelTypeError, Span
 from weft.frontend import aggregates, casts
-from weft.frontend.context import Lowering
-from weft.frontend.kinds import Method, Operand, Static, Tup, dtype_of
+from weft.frontend.context import EXPRESSIONS, Lowering
+from weft.frontend.kinds import Method, Operand, Scalar, Static, Tup, dtype_of
+from weft.frontend.scope import Guard
 from weft.lang.structs import StructType
 from weft.lang.vectors import MatrixType, VectorType
+
+_ARITHMETIC = {
+    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",
+    "<<": "lshift", ">>": "rshift", "&": "and", "|": "or", "^": "xor", "@": "matmul",
+}  # fmt: skip
+_COMPARED = {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
+_TURNED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_UNARY: dict[type, str] = {ast.USub: "__neg__", ast.UAdd: "__pos__", ast.Invert: "__invert__"}
+
+
+class _Given(ast.expr):
+    """An operand where a node stands."""
+
+    def __init__(self, operand: Operand, place: ast.AST) -> None:
+        super().__init__()
+        self.operand = operand
+        ast.copy_location(self, place)
+
+
+EXPRESSIONS[_Given] = lambda cx, node: node.operand
 
 
 def is_record(x: Any) -> bool:
@@ -20,11 +47,20 @@ def is_record(x: Any) -> bool:
     return isinstance(x, Tup) and bool(x.names)
 
 
-def member(x: Tup, name: str) -> Operand | None:
-    """``x.name``, also a method of it; None where there is none."""
+def member(cx: Lowering, x: Tup, name: str, span: Span) -> Operand | None:
+    """``x.name``: a member, a method, or what a property or a number of the class gives; None
+    where there is none."""
     if name in x.names and x.struct is not dict:
         return x.items[x.names.index(name)]
-    return Method(x, name) if method(x, name) is not None else None
+    if method(x, name) is not None:
+        return Method(x, name)
+    found = inspect.getattr_static(x.struct, name, None) if _has_class(x) else None
+    if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
+        return _call(cx, found.fget, [x], span)
+    if not isinstance(found, int | float | complex | str):
+        return None
+    cx.guards.append(Guard(x.struct, name, found))
+    return Static(found)
 
 
 def method(x: Any, name: str) -> Any:
@@ -38,6 +74,122 @@ def method(x: Any, name: str) -> Any:
         else inspect.getattr_static(kind, name, None)
     )
     return found if isinstance(found, types.FunctionType) else None
+
+
+# --- special methods -----------------------------------------------------------------------------
+def _has_class(x: Any) -> bool:
+    """Whether ``x`` is a dataclass's object or a named tuple, and so one of a Python class."""
+    return is_record(x) and isinstance(x.struct, type) and x.struct is not dict
+
+
+def special(x: Any, name: str) -> types.FunctionType | None:
+    """The special method ``name`` that the class of ``x``, a dataclass's object or a named tuple,
+    defines; None where it is Python's own, or made by ``dataclass``."""
+    if _has_class(x):
+        return written(x.struct, name)
+    return written(type(x.value), name) if isinstance(x, Static) and is_object(x.value) else None
+
+
+def written(kind: type, name: str) -> types.FunctionType | None:
+    """What a class defines as ``name`` in Python's text, none of what ``dataclass`` makes."""
+    found = inspect.getattr_static(kind, name, None)
+    own = isinstance(found, types.FunctionType) and found.__code__.co_filename != "<string>"
+    return found if own else None
+
+
+def has_members(x: Any) -> bool:
+    """Whether ``x`` is a struct, or a dataclass's object or named tuple known at compile time."""
+    return is_record(x) if isinstance(x, Tup) else isinstance(x, Static) and is_object(x.value)
+
+
+def is_object(value: Any) -> bool:
+    """Whether a value of Python's is a dataclass's object or a named tuple."""
+    data = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return data or (isinstance(value, tuple) and hasattr(value, "_fields"))
+
+
+def _call(cx: Lowering, function: Any, given: list[Operand], span: Span) -> Operand:
+    """``function(*given)``, inlined."""
+    column = len(span.text[: span.column].encode())
+    place = ast.Pass(lineno=span.line, col_offset=column, end_lineno=span.end_line,
+                     end_col_offset=span.end_column)  # fmt: skip
+    callee, *arguments = (_Given(x, place) for x in (Static(function), *given))
+    return cx.expression(ast.copy_location(ast.Call(callee, list(arguments), []), place))
+
+
+def call_special(cx: Lowering, x: Any, name: str, given: list[Operand], span: Span) -> Any:
+    """``x.name(*given)`` of a special method that the class of ``x`` defines, else None."""
+    function = special(x, name)
+    found = None if function is None else _call(cx, function, [x, *given], span)
+    return None if isinstance(found, Static) and found.value is NotImplemented else found
+
+
+def truth(cx: Lowering, x: Operand, span: Span) -> Operand | None:
+    """Whether ``x`` is true, by its ``__bool__`` or ``__len__``; None where it has neither."""
+    found = call_special(cx, x, "__bool__", [], span)
+    found = call_special(cx, x, "__len__", [], span) if found is None else found
+    if found is None or isinstance(found, Static):
+        return found
+    return Scalar(cx.scalars.truth(cx.read_number(found, span), span), "bool")
+
+
+def of_function(cx: Lowering, name: str, given: list[Operand], span: Span) -> Operand | None:
+    """``abs(x)``, ``len(x)`` and the like by a special method of ``x``; None where it has none."""
+    if name == "bool":
+        return truth(cx, given[0], span)
+    own = name in ("abs", "len", "round", "int", "float", "floor", "ceil", "trunc")
+    return call_special(cx, given[0], f"__{name}__", given[1:], span) if own else None
+
+
+def unary(cx: Lowering, op: ast.unaryop, x: Operand, span: Span) -> Operand | None:
+    """``-x``, ``+x`` or ``~x`` by a special method; None where ``x`` has none."""
+    return call_special(cx, x, _UNARY[type(op)], [], span) if type(op) in _UNARY else None
+
+
+def _either(
+    cx: Lowering, a: Operand, b: Operand, names: tuple[str, str], span: Span
+) -> Operand | None:
+    """By the first special method of ``a``, or by the second one of ``b``."""
+    kinds = [x.struct if isinstance(x, Tup) else type(getattr(x, "value", None)) for x in (a, b)]
+    sides = [(a, names[0], b), (b, names[1], a)]
+    if kinds[0] is not kinds[1] and isinstance(kinds[1], type) and isinstance(kinds[0], type):
+        derived = issubclass(kinds[1], kinds[0])  # which Python asks first
+        sides = sides[::-1] if derived and special(b, names[1]) else sides
+    for x, name, other in sides:
+        found = call_special(cx, x, name, [other], span)
+        if found is not None:
+            return found
+    return None
+
+
+def augmented(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Operand | None:
+    """What ``a symbol= b`` assigns, by a special method of its own; None where there is none."""
+    return call_special(cx, a, f"__i{_ARITHMETIC[symbol]}__", [b], span)
+
+
+def compare(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Operand | None:
+    """``a symbol b`` by a special method; None where neither has one. Raises ``KernelTypeError``
+    where objects are compared by what they are, as of ``dataclass(eq=False)``."""
+    wanted = f"__{_COMPARED[symbol]}__", f"__{_COMPARED[_TURNED[symbol]]}__"
+    found = _either(cx, a, b, wanted, span)
+    if found is None and symbol == "!=" and (equal := compare(cx, "==", a, b, span)) is not None:
+        return cx.scalars.negation(cx.read_number(equal, span), span)
+    if found is None and symbol in ("==", "!="):
+        for x in (a, b):
+            if _has_class(x) and inspect.getattr_static(x.struct, "__eq__") is object.__eq__:  # type: ignore
+                raise KernelTypeError(
+                    f"`{x.struct.__name__}` has no __eq__: Python compares which objects they are",  # type: ignore
+                    span, help="compare their members, or let dataclass make one",
+                )  # fmt: skip
+    return found
+
+
+def compared(x: Tup) -> list[Operand]:
+    """The members that ``==`` of structs compares."""
+    if not (_has_class(x) and dataclasses.is_dataclass(x.struct)):
+        return x.items
+    left_out = {f.name for f in dataclasses.fields(x.struct) if not f.compare}
+    return [item for name, item in zip(x.names, x.items, strict=True) if name not in left_out]
 
 
 def cast_member(cx: Lowering, kind: Any, x: Operand, span: Span) -> Operand:
@@ -58,7 +210,12 @@ def binary(
     cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span,
     combine: Callable[..., Operand],
 ) -> Operand | None:  # fmt: skip
-    """Member by member, each by ``combine``; None where neither is a struct of weft's."""
+    """By a special method; of weft's structs member by member, each by ``combine``; None where
+    neither is such a value."""
+    name = _ARITHMETIC[symbol]
+    found = _either(cx, a, b, (f"__{name}__", f"__r{name}__"), span)
+    if found is not None:
+        return found
     records = [x for x in (a, b) if isinstance(x, Tup) and _is_struct(x)]
     if not records:
         return None

@@ -1,7 +1,8 @@
-"""Overflow of integers, which debug mode checks: arithmetic, negation, shifts and casts that wrap.
+"""Overflow of integers, which debug mode checks: arithmetic, negation, shifts and casts that wrap;
+and division by zero.
 
-A check stands beside what is computed, and changes nothing of it. Not checked: sums that a parallel
-loop reduces, `x[i] *= v` of several iterations, and powers with an exponent of run time.
+A check stands beside what is computed, and changes nothing of it. Not checked: what a parallel
+loop reduces, and powers with an exponent of run time.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ def fits(cx: Lowering, x: Operand, dtype: str, span: Span) -> None:
 
 
 def added(cx: Lowering, symbol: str, old: Scalar, x: Operand, span: Span) -> None:
-    """Checks that ``x`` could be added to an element that was ``old``, or be taken off."""
-    if cx.debug and is_int(old.dtype) and symbol in "+-":
+    """Checks that ``x`` could be added to an element that was ``old``, be taken off, or be
+    multiplied with it."""
+    if cx.debug and is_int(old.dtype) and symbol in "+-*":
         new = cx.scalars.cast(x, old.dtype, span)
         _check_binary(cx, symbol, old, new, cx.scalars.binary(symbol, old, new, span), span)
 
@@ -75,6 +77,8 @@ def _check_binary(
     if symbol == "**" and isinstance(b, Static):
         _check_power(cx, a, b, dtype, span)
         return
+    if symbol in ("//", "%"):
+        divisor_is_not_zero(cx, symbol, a, b, dtype, span)
     if symbol not in ("+", "-", "*", "<<", "//"):
         return
     if symbol != "//":
@@ -103,6 +107,17 @@ def _check_binary(
     else:
         ok = _product_fits(cx, x, y, r, unsigned)
     _fail(cx, ok, f"{{}} {symbol} {{}} overflows {_named(dtype)}", [a, b], span)
+
+
+def divisor_is_not_zero(
+    cx: Lowering, symbol: str, a: Operand, b: Operand, dtype: str, span: Span
+) -> None:
+    """Checks that ``a symbol b`` of two integers, computed in ``dtype``, is no division by zero."""
+    if not cx.debug or isinstance(b, Static):  # 0 is an error of its own
+        return
+    y = cx.scalars.cast(b, dtype, span).value
+    ok = cx.builder.op("arith.cmpi", y, cx.builder.constant(0, y.scalar), predicate="ne")
+    _fail(cx, ok, f"{{}} {symbol} {{}}: division by zero", [a, b], span, wraps=False)
 
 
 def _product_fits(cx: Lowering, x: Value, y: Value, r: Value, unsigned: bool) -> Value:
@@ -140,7 +155,10 @@ def _named(dtype: str) -> str:
     return "64 bits" if dtype == "int" else dtype
 
 
-def _fail(cx: Lowering, ok: Value, message: str, values: Sequence[Operand], span: Span) -> None:
+def _fail(
+    cx: Lowering, ok: Value, message: str, values: Sequence[Operand], span: Span,
+    wraps: bool = True,
+) -> None:  # fmt: skip
     """Stops the kernel with ``message``, the ``values`` in it, and where the iteration is."""
     operands, unsigned = [], []
     for x in values:
@@ -155,9 +173,9 @@ def _fail(cx: Lowering, ok: Value, message: str, values: Sequence[Operand], span
     places = [f"{v.name} = {{:d}}" for v in cx.iteration]
     message += f", at {', '.join(places)}" if places else ""
     marks = {"unsigned": tuple(unsigned)} if unsigned else {}
+    marks |= {"overflow": True} if wraps else {}
     with cx.builder.about(span):
-        cx.builder.do("weft.assert", ok, *operands, *cx.iteration, message=message,
-                      overflow=True, **marks)  # fmt: skip
+        cx.builder.do("weft.assert", ok, *operands, *cx.iteration, message=message, **marks)
 
 
 def _word(cx: Lowering, x: Scalar, span: Span) -> Value:

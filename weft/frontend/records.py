@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from weft.errors import KernelTypeError, Span
-from weft.frontend import aggregates, elements, expressions
+from weft.frontend import aggregates, elements, expressions, named
 from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.kinds import Operand, Part, Static, Tensor, Tup, Varying, Vec, describe, dtype_of
 from weft.frontend.named import cast_member, is_record
@@ -61,8 +61,11 @@ def makes_records(target: Any) -> bool:
     if not isinstance(target, type):
         return False
     if dataclasses.is_dataclass(target):  # whose objects its fields alone make
-        own = target.__dataclass_params__.init and not hasattr(target, "__post_init__")  # type: ignore
-        return own and not any(f.kw_only for f in dataclasses.fields(target))
+        maker = next(kind for kind in target.__mro__ if "__init__" in vars(kind))
+        params = vars(maker).get("__dataclass_params__")
+        own = params is not None and params.init and target.__new__ is object.__new__
+        changed = named.written(target, "__setattr__") or hasattr(target, "__post_init__")
+        return own and not changed and not any(f.kw_only for f in dataclasses.fields(target))
     return (
         issubclass(target, tuple) and hasattr(target, "_fields")
         and target.__new__.__module__.startswith("namedtuple_")
@@ -167,6 +170,12 @@ def of_constant(cx: Lowering, x: Operand, span: Span) -> Tup | None:
         return None
     items = [expressions.attribute(cx, x, name, span) for name in names]
     return Tup([of_constant(cx, i, span) or i for i in items], tuple(names), kind)
+
+
+def _is_fixed(kind: type) -> bool:
+    """Whether it is a named tuple's class or that of a frozen dataclass."""
+    params = getattr(kind, "__dataclass_params__", None)
+    return issubclass(kind, tuple) or (params is not None and params.frozen)
 
 
 def _is_constant(value: Any) -> bool:
@@ -299,6 +308,11 @@ def store(cx: Lowering, target: ast.Attribute | ast.Subscript, x: Operand, span:
             help="return a new struct, or copy it to another name before",
         )  # fmt: skip
     record = of_constant(cx, base, span) if isinstance(base, Static | Tup) else None
+    if record is not None and isinstance(record.struct, type) and _is_fixed(record.struct):
+        raise KernelTypeError(
+            f"a member of `{record.struct.__name__}` cannot be assigned: its objects are immutable",
+            span, help="make another one",
+        )  # fmt: skip
     if record is not None and isinstance(target, ast.Attribute) and target.attr in record.names:
         kinds = record.struct.members if isinstance(record.struct, StructType) else {}
         if target.attr in kinds:

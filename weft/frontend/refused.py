@@ -41,5 +41,9 @@ STATEMENTS: dict[type, tuple[str, str]] = {
     ast.Delete: ("`del` cannot be compiled", "leave it out"),
     ast.Import: ("`import` cannot be compiled", "import at the top of the module"),
     ast.ImportFrom: ("`import` cannot be compiled", "import at the top of the module"),
-    ast.Match: ("`match` cannot be compiled", "write if / elif / else"),
+    ast.Match: (
+        "`match` cannot be compiled with such a pattern",
+        "patterns of classes, mappings, True and False, and alternatives that give names: write if "
+        "/ elif / else",
+    ),
 }

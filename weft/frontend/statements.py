@@ -12,6 +12,7 @@ from weft.frontend import (
     elements,
     expressions,
     lists,
+    named,
     overflow,
     records,
     reductions,
@@ -101,7 +102,8 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
     if rows.is_row(old):
         _accumulate_row(cx, node, old, symbol, span)
         return
-    value = expressions.binary(cx, symbol, old, cx.expression(node.value), span)
+    value = named.augmented(cx, symbol, old, operand := cx.expression(node.value), span)
+    value = expressions.binary(cx, symbol, old, operand, span) if value is None else value
     cx.bind(node.target, value, span)
 
 
@@ -162,7 +164,7 @@ def _accumulate_one(
         tensor.dtype == "bool" and symbol not in "&|^"
     ):  # fmt: skip
         old = cx.load_real(tensor, indices, at)
-        result = cx.scalars.binary(symbol, old, value, span)
+        result = overflow.arithmetic(cx, symbol, old, value, span)
         cx.store_element(tensor.memref, tensor.dtype, indices, result, at)
         return
     overflow.fits(cx, value, tensor.dtype, span)
@@ -189,6 +191,8 @@ def store(cx: Lowering, target: ast.Subscript, operand: Operand, span: Span) -> 
         cx.assign(target.value.id, new, span)
     else:
         help = "assign to an element of a tensor, a local array or a vector"
+        if isinstance(base, Tup):
+            help = "make a new one, or use a weft.Vector, a local array, or a name for each item"
         if isinstance(base, Vec) and isinstance(target.value, ast.Subscript):
             inner = ast.unparse(target.slice).removeprefix("(").removesuffix(")")
             place = f"{ast.unparse(target.value)[:-1]}, {inner}]"

@@ -60,6 +60,8 @@ class Metal:
             "max-compute-invocations-per-workgroup": 1024,
         }
         self.texts = 0  # that were compiled
+        self.epoch = 0
+        self.checks: list[tuple[Any, Callable[[Any], None]]] = []
 
     def buffer(self, size: int) -> Any:
         size = -(-size // 4) * 4
@@ -68,7 +70,10 @@ class Metal:
     def give_back(self, buffer: Any) -> None:
         pass
 
-    def upload(self, buffer: Any, data: Any) -> None:
+    def release(self, buffer: Any) -> None:
+        pass
+
+    def upload(self, buffer: Any, data: Any, *, fresh: bool) -> None:
         ctypes.memmove(buffer, bytes(data), len(bytes(data)))
 
     def read(self, buffer: Any, size: int) -> Any:
@@ -84,6 +89,21 @@ class Metal:
             run=run.format(threads=x * y * z),
         )  # fmt: skip
         return compiled(stage.text + harness)
+
+    def read_into(self, buffer: Any, address: int, size: int) -> None:
+        ctypes.memmove(address, buffer, size)
+        self.check()
+
+    def later(self, buffer: Any, check: Callable[[Any], None]) -> None:
+        self.checks.append((buffer, check))
+
+    def check(self) -> None:
+        checks, self.checks = self.checks, []
+        for buffer, check in checks:
+            check(buffer)
+
+    def group(self, pipeline: Run, buffers: Sequence[Any]) -> Sequence[Any]:
+        return buffers
 
     def run(self, stages: Sequence[tuple[Run, Sequence[Any], tuple[int, int, int]]]) -> None:
         for run, buffers, grid in stages:

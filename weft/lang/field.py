@@ -222,6 +222,7 @@ class Field(Array):
     needs_grad = False  # whether it was made with a gradient, which is 0 at first
     ungraded: tuple[str, str] | None = None  # why its gradient is not known, and a way out
     made: ClassVar[weakref.WeakValueDictionary[int, Field]] = weakref.WeakValueDictionary()
+    resident: ClassVar[Callable[[torch.Tensor], Field]]  # of a module above: ``lang.resident``
 
     @classmethod
     def alive(cls) -> list[Field]:
@@ -232,6 +233,10 @@ class Field(Array):
         new = super().__deepcopy__(memo)
         Field.made[id(new)] = new
         return new
+
+    def lay_out(self, shape: tuple[int, ...]) -> None:
+        """Has zeros of another shape from now on."""
+        self.data = torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def grow(self) -> None:
         """Gives the field a gradient: what ``needs_grad=True`` says."""
@@ -445,7 +450,8 @@ def field(
     extents = lattice + (element.shape if element is not None else ())
     made = torch.zeros(extents, dtype=kind.torch, device=device or Field.defaults.device)
     # No view, so that autograd follows what is written to it.
-    result: Field = torch.Tensor._make_subclass(Field, made)
+    stays = Field.defaults.on and made.device.type == "cpu" and device is None
+    result: Field = Field.resident(made) if stays else torch.Tensor._make_subclass(Field, made)
     result.element = element
     Field.made[id(result)] = result
     if needs_grad:

@@ -261,6 +261,7 @@ def generate(
         "plans": {}, "grad_enabled": torch.is_grad_enabled, "constant_key": constant_key,
         "increment_version": torch._C._increment_version, "types_of": _types_of, "flat": flat,
         "number": _number, "PackError": struct.error, "promoted_at": PROMOTED_AT,
+        "data_ptr": torch.Tensor.data_ptr,
         "transforms": torch._C._are_functorch_transforms_active, **uses,
     }  # fmt: skip
     exec(compile(launcher_text(kinds, specs, writes, mutated, results), name, "exec"), scope)
@@ -284,9 +285,9 @@ def launcher_text(
     outs = [f"r{k}" for k in range(results)]
     extents, makers = _tuple([f"e{k}" for k in tensors]), _tuple([f"m{k}" for k in range(results)])
     plan = f"call, pack, tail, grad, guards, {extents}, {makers}, direct, hits, _, history"
-    values = [*(f"p{k}" for k in tensors), *(f"{r}.data_ptr()" for r in outs)]
+    values = [*(f"p{k}" for k in tensors), *(f"data_ptr({r})" for r in outs)]
     values += [KINDS[kind].packed.format(a=name) for kind, name in pairs if KINDS[kind].packed]
-    read = [f"p{k} = a{k}.data_ptr()" for k in tensors]
+    read = [f"p{k} = data_ptr(a{k})" for k in tensors]
     hidden = [f"not p{k} and e{k} or a{k}.is_neg()" for k in tensors]
     hidden += [f"a{k}.is_inference()" for k in mutated]
     views = "".join(f" or a{k}._is_view()" for k in writes)  # of which torch has another history

@@ -73,7 +73,7 @@ class Metal:
     def release(self, buffer: Any) -> None:
         pass
 
-    def upload(self, buffer: Any, data: Any, *, fresh: bool) -> None:
+    def upload(self, buffer: Any, data: Any) -> None:
         ctypes.memmove(buffer, bytes(data), len(bytes(data)))
 
     def read(self, buffer: Any, size: int) -> Any:

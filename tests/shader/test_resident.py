@@ -72,12 +72,12 @@ def test_elements_stay_between_kernels(copied) -> None:
     for _ in range(5):
         add_one(x)
     assert copied()[0] == (200, 0)
-    y = doubled(x)
-    z = doubled(y)
-    assert sum(sum(pair) for pair in copied()) == 4 * 50 + 4 * 50  # what is new is not known to be
-    assert isinstance(z, Resident)
+    for _ in range(4):  # what a kernel makes like it lives there, too
+        y = doubled(x)
+        z = doubled(y)
+        assert isinstance(z, Resident)
+    assert all(pair == (0, 0) for pair in copied())
     torch.testing.assert_close(plain(z), 4 * (start + 5))
-    assert torch.equal(start, start.clone())
 
 
 READS = {
@@ -230,7 +230,7 @@ def test_an_address_that_is_known_is_always_up_to_date() -> None:
 def test_gradients_of_what_lives_there() -> None:
     start = torch.randn(30)
     x = buffer(start).requires_grad_()
-    for n in (1, 2):
+    for n in (1, 2, 3, 4):
         y = doubled(doubled(x))
         (y * y).sum().backward()
         torch.testing.assert_close(x.grad, n * 32 * start)
@@ -313,7 +313,7 @@ def test_a_thousand_calls_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert not groups  # nor is anything bound again
     assert 1000 / 20 < device().submits - submits < 1000 / 10
     webgpu.wait()
-    assert len(reads) == 1
+    assert len(reads) < 4  # with error records
     assert x[0] == 1001
 
 

@@ -39,6 +39,7 @@ _LIKE = {
     _aten.new_empty.default, _aten.new_empty_strided.default, _aten.new_zeros.default,
     _aten.new_ones.default, _aten.new_full.default, _aten.clone.default,
 }  # fmt: skip
+_EMPTY = {_aten.empty_like.default, _aten.new_empty.default, _aten.new_empty_strided.default}
 _UNREAD = _LIKE - {_aten.clone.default}
 _MOVING = {_aten.set_.source_Storage, _aten.set_.source_Tensor,
            _aten.set_.source_Storage_storage_offset, _aten.set_.default,
@@ -114,10 +115,13 @@ class Resident(torch.Tensor):
     __dlpack_c_exchange_api__ = None  # which reads memory, unasked
 
     @classmethod
-    def of(cls, memory: torch.Tensor) -> Self:
-        """The dense CPU tensor ``memory``, which nobody else has, as one."""
+    def of(cls, memory: torch.Tensor, *, empty: bool = False) -> Self:
+        """The dense CPU tensor ``memory``, which nobody else has, as one. ``empty``: nobody wants
+        what is in it."""
         made = torch.Tensor._make_subclass(cls, memory)
         made.home = Home(memory.detach())
+        if empty:
+            made.home.newest = BOTH
         return made
 
     @classmethod
@@ -300,7 +304,7 @@ def _dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     args, kwargs = pytree.tree_map(lambda v: plain.get(id(v), v), (args, kwargs))
     result = func(*args, **kwargs)
     if func in _LIKE:
-        return _kept(result)
+        return _kept(result, empty=func in _EMPTY)
     result = pytree.tree_map(lambda v: back.get(id(v), v), result)
     plain.clear()
     args, kwargs = (), {}
@@ -310,10 +314,10 @@ def _dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     return result
 
 
-def _kept(made: torch.Tensor) -> torch.Tensor:
+def _kept(made: torch.Tensor, *, empty: bool) -> torch.Tensor:
     """A new tensor like a resident one, as one, where it is a dense one of the host."""
     plain = made.device.type == "cpu" and made.layout is torch.strided and made.numel()
-    return Resident.of(made) if plain else made
+    return Resident.of(made, empty=empty) if plain else made
 
 
 Field.resident = ResidentField.of

@@ -7,6 +7,7 @@ the device, runs it, and copies back what it changed.
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import math
 import struct
@@ -35,7 +36,7 @@ log_launch = logging.getLogger("weft.launch")
 _SPECIAL = struct.pack("<ffff", math.inf, -math.inf, math.nan, 0.0)
 _ERROR_WORDS = 18
 _MOST_SIDE = 65535  # blocks along a side of a grid
-_MOST_BINDINGS = 64  # of a call that are kept
+_MOST_BINDINGS, _MOST_LAUNCHES = 64, 1024  # of a call that are kept
 _UNKNOWN = 256  # blocks, where the trip count is known on the device only
 
 
@@ -147,11 +148,12 @@ class Launch:
 
 @frozen
 class Binding:
-    """A launch with its buffers: ``own`` ones besides those of tensors, ``error`` among them."""
+    """A launch with its buffers: ``own`` ones besides those of tensors. ``checked``: it has an
+    error record."""
 
     stages: tuple[tuple[Any, Any, tuple[int, int, int]], ...]
     own: tuple[Any, ...]
-    error: Any
+    checked: bool
 
 
 @frozen
@@ -170,6 +172,8 @@ class Call:
         """``error`` words a failed check."""
         self.compiled, self.code, self.on, self.error = compiled, compiled.code, on, error
         self.first = next((k for k, s in enumerate(self.code.slots) if s.kind != "pointer"), 0)
+        kinds = [slot.kind for slot in self.code.slots]
+        self.sizes = [k for k, kind in enumerate(kinds) if kind not in ("pointer", "float")]
         self.launches: dict[bytes, Launch | None] = {}
         self.bindings: dict[tuple[Any, ...], Binding] = {}
         self.ready: dict[bytes, Ready] = {}
@@ -192,8 +196,8 @@ class Call:
             if writes:
                 written.append(home)
         self._run(ready.binding, written)
-        if ready.binding.error is not None:
-            self.on.later(ready.binding.error, self._check)
+        if ready.binding.checked:
+            self.on.later(self.record, self._check)
         return True
 
     def _run(self, binding: Binding, written: Sequence[Home]) -> None:
@@ -203,9 +207,12 @@ class Call:
 
     def _anew(self, slots: bytes) -> None:
         key = slots[8 * self.first :]
-        if key not in self.launches:
-            self.launches[key] = self._launch(slots)
-        launch = self.launches[key]
+        sizes = b"".join([slots[8 * k : 8 * k + 8] for k in self.sizes])
+        if sizes not in self.launches:
+            if len(self.launches) >= _MOST_LAUNCHES:
+                self.launches.clear()
+            self.launches[sizes] = self._launch(slots)
+        launch = self.launches[sizes]
         if launch is None:
             return
         on, form = self.on, self.code.forms[launch.form]
@@ -223,10 +230,10 @@ class Call:
                     self.compiled.loop.summary.name, on.name, launch.grid, self.code.threads,
                     moved, back,
                 )  # fmt: skip
-            if binding.error is not None and (back or self.compiled.job.options.debug):
-                self._check(binding.error)
-            elif binding.error is not None:
-                on.later(binding.error, self._check)
+            if binding.checked and (back or self.compiled.job.options.debug):
+                self._check(self.record)
+            elif binding.checked:
+                on.later(self.record, self._check)
         finally:
             for buffer in buffers.values():
                 on.give_back(buffer)
@@ -236,6 +243,13 @@ class Call:
             self.ready[slots] = Ready(
                 binding, tuple((weakref.ref(h), n in changed) for n, h in homes.items()), on.epoch
             )
+
+    @functools.cached_property
+    def record(self) -> Any:
+        """The error record, 0 until a check fails."""
+        made = self.on.buffer(4 * _ERROR_WORDS)
+        self.on.upload(made, bytes(4 * _ERROR_WORDS))
+        return made
 
     def _launch(self, slots: bytes) -> Launch | None:
         code = self.code
@@ -266,13 +280,13 @@ class Call:
             if home is not None and self._at_home(home):
                 homes[name] = home
                 if home.newest is HOST:
-                    on.upload(home.buffer, _memory(home.address, home.bytes), fresh=False)
+                    on.upload(home.buffer, _memory(home.address, home.bytes))
                     home.newest = BOTH
                     moved += home.bytes
                 continue
             buffers[name] = on.buffer(max(size, 4))
             if size:
-                on.upload(buffers[name], _memory(address, size), fresh=True)
+                on.upload(buffers[name], _memory(address, size))
                 moved += size
         return moved
 
@@ -305,19 +319,19 @@ class Call:
         used = {name for stage in form.stages for name in stage.buffers}
         words = self._words(bytes(8 * self.first) + key, launch.blocks)
         own = {"params": on.buffer(len(words))}
-        on.upload(own["params"], words, fresh=True)
-        if "error" in used:
-            own["error"] = on.buffer(4 * _ERROR_WORDS)
-            on.upload(own["error"], bytes(4 * _ERROR_WORDS), fresh=True)
+        on.upload(own["params"], words)
+        checked = "error" in used
+        shared = {"error": self.record} if checked else {}
         if "partials" in used:
             own["partials"] = on.buffer(launch.blocks * len(self.code.nest.kinds) * form.word)
         grids = (launch.grid, (1, 1, 1))
         stages = []
         for k, stage in enumerate(form.stages[: 1 if launch.blocks == 1 else 2]):
             pipeline = self.compiled.pipeline(launch.form, k)
-            bound = [own[n] if n in own else buffers[n] for n in stage.buffers]
+            given = {**buffers, **own, **shared}
+            bound = [given[n] for n in stage.buffers]
             stages.append((pipeline, on.group(pipeline, bound), grids[k]))
-        return Binding(tuple(stages), tuple(own.values()), own.get("error"))
+        return Binding(tuple(stages), tuple(own.values()), checked)
 
     def _words(self, slots: bytes, blocks: int) -> bytes:
         """What "params" has."""
@@ -325,8 +339,7 @@ class Call:
         for k, slot in enumerate(self.code.slots):
             if slot.kind == "float":
                 (value,) = struct.unpack_from("<d", slots, 8 * k)
-                single = float(torch.tensor(value, dtype=torch.float64).to(torch.float32))
-                struct.pack_into("<f", singles, 4 * k, single)
+                struct.pack_into("<f", singles, 4 * k, ctypes.c_float(value).value)
         assert len(_SPECIAL) == 4 * FIRST
         return _SPECIAL + slots + struct.pack("<I", blocks) + bytes(singles)
 
@@ -346,7 +359,7 @@ class Call:
         failed, number, *words = struct.unpack(f"<{_ERROR_WORDS}I", data)
         if not failed:
             return
-        self.on.upload(buffer, bytes(4 * _ERROR_WORDS), fresh=False)
+        self.on.upload(buffer, bytes(4 * _ERROR_WORDS))
         if number == STOPPED:
             raise WebGpuError(
                 f"`{self.compiled.loop.summary.name}` has so many turns of loops in an iteration "

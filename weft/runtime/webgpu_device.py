@@ -30,6 +30,14 @@ class Pipeline:
     layout: Any
 
 
+@frozen
+class Group:
+    """Buffers that are bound. ``buffers``: their ids."""
+
+    group: Any
+    buffers: frozenset[int]
+
+
 @contextlib.contextmanager
 def _runtime_folder() -> Generator[None]:
     """The environment has XDG_RUNTIME_DIR, without which Mesa complains: it is looked at while
@@ -80,7 +88,7 @@ class Device:
         self._encoder: Any = None
         self._pass: Any = None
         self._waiting = 0
-        self._used: list[Any] = []  # buffers that are free when the batch is with the queue
+        self._batch: set[int] = set()  # ids of the buffers in it
         self._checks: dict[Any, Callable[[Any], None]] = {}
 
     # -- buffers
@@ -108,23 +116,19 @@ class Device:
             raise WebGpuError(f"{self.name} gives no buffer of {size:,} bytes: {error}") from error
 
     def give_back(self, buffer: Any) -> None:
-        """Takes back a buffer, which the batch may still have."""
-        if self.kept + buffer.size > _KEPT:
-            self.epoch += 1
-            return
-        self.kept += buffer.size
-        if self._pass is None:
+        """Takes back a buffer, which the batch may still have: what comes later runs later."""
+        if self.kept + buffer.size <= _KEPT:
+            self.kept += buffer.size
             self.free.setdefault(buffer.size, []).append(buffer)
         else:
-            self._used.append(buffer)
+            self.epoch += 1
 
     def release(self, buffer: Any) -> None:
         """``give_back`` of a tensor that is gone, at any time and in any thread."""
         self.released.append(buffer)
 
-    def upload(self, buffer: Any, data: Any, *, fresh: bool) -> None:
-        """``fresh``: ``buffer`` was just given, and nothing that waits in the batch has it."""
-        if not fresh:
+    def upload(self, buffer: Any, data: Any) -> None:
+        if id(buffer) in self._batch:  # which runs with what is there now
             self.submit()
         self.device.queue.write_buffer(buffer, 0, data)
 
@@ -178,17 +182,18 @@ class Device:
         module = make(self.device._internal, described, 0)
         return native.GPUShaderModule("", module, self.device)
 
-    def group(self, pipeline: Pipeline, buffers: Sequence[Any]) -> Any:
+    def group(self, pipeline: Pipeline, buffers: Sequence[Any]) -> Group:
         """The buffers of a dispatch, bound."""
         entries = [
             {"binding": b, "resource": {"buffer": buffer, "offset": 0, "size": buffer.size}}
             for b, buffer in enumerate(buffers)
         ]
-        return self.device.create_bind_group(layout=pipeline.layout, entries=entries)
+        group = self.device.create_bind_group(layout=pipeline.layout, entries=entries)
+        return Group(group, frozenset(map(id, buffers)))
 
     # -- the queue
 
-    def run(self, stages: Sequence[tuple[Pipeline, Any, tuple[int, int, int]]]) -> None:
+    def run(self, stages: Sequence[tuple[Pipeline, Group, tuple[int, int, int]]]) -> None:
         """Puts pipelines with their groups on grids into the batch, one after the other."""
         work = self._pass
         if work is None:
@@ -196,7 +201,8 @@ class Device:
             work = self._pass = self._encoder.begin_compute_pass()
         for pipeline, group, grid in stages:
             work.set_pipeline(pipeline.pipeline)
-            work.set_bind_group(0, group)
+            work.set_bind_group(0, group.group)
+            self._batch |= group.buffers
             work.dispatch_workgroups(*grid)
         self._waiting += len(stages)
         if self._waiting >= _BATCH:
@@ -209,15 +215,13 @@ class Device:
         work, encoder = self._pass, self._encoder
         self._pass = self._encoder = None
         self._waiting = 0
+        self._batch.clear()
         self.submits += 1
         try:
             work.end()
             self.device.queue.submit([encoder.finish()])
         except self.wgpu.GPUError as error:
             raise WebGpuError(f"{self.name} does not run what it was given: {error}") from error
-        for buffer in self._used:
-            self.free.setdefault(buffer.size, []).append(buffer)
-        self._used.clear()
 
     def wait(self) -> None:
         """Waits for all that was asked for. Raises what checks found."""

@@ -147,7 +147,7 @@ def row(subject: Subject, budget: float) -> list[str]:
     else:
         figures.append(float("nan"))
     figures.append(timed(lambda: subject.call(there, plain), nothing, budget))
-    figures.append(timed(lambda: subject.call(there, place), webgpu.wait, budget))
+    figures.append(timed(lambda: subject.call(there, place), weft.sync, budget))
     ratio = figures[3] / figures[1]
     words = [f"{f:.3f}" if f < 10 else f"{f:.1f}" for f in figures]
     return [subject.name, *words, f"{ratio:.2f}", f"{1e3 * first:.0f}", f"{error:.1g}"]
@@ -158,14 +158,14 @@ def dispatches() -> str:
     kernel, x = touch.on("webgpu"), webgpu.buffer(torch.zeros(256))
     for _ in range(100):
         kernel(x)
-    webgpu.wait()
+    weft.sync()
     found = []
     for _ in range(5):
         begin = time.perf_counter()
         for _ in range(1000):
             kernel(x)
         queued = time.perf_counter()
-        webgpu.wait()
+        weft.sync()
         found.append((queued - begin, time.perf_counter() - queued))
     queued, drained = min(found)
     return (

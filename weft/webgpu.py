@@ -10,7 +10,7 @@ from weft.errors import KernelTypeError, KernelValueError
 from weft.lang.resident import Resident
 from weft.runtime.webgpu_device import WebGpuError, device
 
-__all__ = ["WebGpuError", "adapter", "buffer", "wait"]
+__all__ = ["WebGpuError", "adapter", "buffer"]
 
 
 def buffer(tensor: Any) -> torch.Tensor:
@@ -40,11 +40,6 @@ def buffer(tensor: Any) -> torch.Tensor:
         made = Resident.of(torch.empty_strided(like.shape, like.stride(), dtype=like.dtype))
         made.copy_(tensor)
     return made.requires_grad_(tensor.requires_grad)
-
-
-def wait() -> None:
-    """Waits for all kernels on the device. Raises the first check of one that failed."""
-    device().wait()
 
 
 def adapter() -> str:

@@ -296,7 +296,6 @@ def test_a_tensor_keeps_its_memory() -> None:
 
 
 def test_a_thousand_calls_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft import webgpu
     from weft.runtime.webgpu_device import Device, device
 
     x = buffer(torch.zeros(300))
@@ -312,14 +311,12 @@ def test_a_thousand_calls_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert not reads
     assert not groups  # nor is anything bound again
     assert 1000 / 20 < device().submits - submits < 1000 / 10
-    webgpu.wait()
+    weft.sync()
     assert len(reads) < 4  # with error records
     assert x[0] == 1001
 
 
 def test_checks_of_calls_that_nobody_waited_for() -> None:
-    from weft import webgpu
-
     @weft.kernel
     def checked(x, most: float):
         for i in range(x.shape[0]):
@@ -331,9 +328,9 @@ def test_checks_of_calls_that_nobody_waited_for() -> None:
     there(x, 5.0)
     there(x, 1.0)
     with pytest.raises(weft.KernelAssertionError, match="is large"):
-        webgpu.wait()
+        weft.sync()
     there(x, 5.0)
-    webgpu.wait()
+    weft.sync()
 
 
 @pytest.fixture

@@ -222,7 +222,9 @@ class Field(Array):
     needs_grad = False  # whether it was made with a gradient, which is 0 at first
     ungraded: tuple[str, str] | None = None  # why its gradient is not known, and a way out
     made: ClassVar[weakref.WeakValueDictionary[int, Field]] = weakref.WeakValueDictionary()
-    resident: ClassVar[Callable[[torch.Tensor], Field]]  # of a module above: ``lang.resident``
+    # Of layers above: a field that lives on a device, and whether WebGPU finds a GPU.
+    resident: ClassVar[Callable[[torch.Tensor], Field]]
+    drawn: ClassVar[Callable[[], bool]]
 
     @classmethod
     def alive(cls) -> list[Field]:
@@ -378,13 +380,15 @@ def init(
 
     weft needs no initialisation: a kernel runs where its tensors live. Without a CUDA device,
     ``vulkan``, ``metal`` and ``opengl`` let kernels that are first called after this run on WebGPU
-    where its package is installed (docs/webgpu.md). Else fields are made on the CPU, with a warning
-    where a GPU was named. Other options are accepted, unused.
+    where its package is installed, and new fields live there (docs/webgpu.md); so does ``gpu``
+    where WebGPU finds one. Else fields are made on the CPU, with a warning where a kind of GPU was
+    named. Other options are accepted, unused.
     """
     device, on = arch.device, ""
     if device == "cuda" and not torch.cuda.is_available():
         device = "cpu"
-        if arch in (vulkan, metal, opengl) and importlib.util.find_spec("wgpu") is not None:
+        installed = importlib.util.find_spec("wgpu") is not None
+        if installed and (arch in (vulkan, metal, opengl) or (arch is gpu and Field.drawn())):
             on = "webgpu"
         elif arch is not gpu:
             warnings.warn(f"no CUDA device for {arch.name}: fields are on the CPU", stacklevel=2)

@@ -14,6 +14,7 @@ from typing import Any
 
 from weft.codegen.shading import ENTRY, Stage
 from weft.errors import WeftError
+from weft.lang.pending import PENDING
 from weft.values import frozen
 
 _KEPT = 256 << 20  # bytes of buffers that wait for the next call
@@ -77,6 +78,7 @@ class Device:
             required_features=sorted(self.features), required_limits=self.limits
         )
         self.name = str(adapter.info["device"])
+        self.is_gpu = adapter.info["adapter_type"] != "CPU"
         self.wgpu = wgpu
         self.lock = threading.RLock()
         self.free: dict[int, list[Any]] = {}
@@ -247,4 +249,14 @@ class Device:
 @functools.cache
 def device() -> Device:
     """The device of this process. Raises ``WebGpuError``."""
-    return Device()
+    found = Device()
+    PENDING.devices.append(found.wait)
+    return found
+
+
+def is_there() -> bool:
+    """Whether there is a device, and it is a GPU: not a driver that runs shaders on a CPU."""
+    try:
+        return device().is_gpu
+    except WebGpuError:
+        return False

@@ -8,7 +8,6 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from weft.codegen.shading import ENTRY, Stage
+from weft.lang.resident import Home
 from weft.runtime import webgpu
 
 HERE = Path(__file__).parent / "metal"
@@ -54,7 +54,7 @@ class Metal:
     features = frozenset({"shader-int64"})
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock = Home.lock
         self.limits = {
             "max-storage-buffers-per-shader-stage": 31,
             "max-compute-invocations-per-workgroup": 1024,

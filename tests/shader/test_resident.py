@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import io
+import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -314,6 +315,23 @@ def test_a_thousand_calls_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     weft.sync()
     assert len(reads) < 4  # with error records
     assert x[0] == 1001
+
+
+def test_threads_lose_nothing() -> None:
+    """A read that copies back, and a kernel of another thread."""
+    x = buffer(torch.zeros(64))
+
+    def work() -> None:
+        for _ in range(20):
+            add_one(x)
+            x[0].item()
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert x.tolist() == 64 * [60.0]
 
 
 def test_checks_of_calls_that_nobody_waited_for() -> None:

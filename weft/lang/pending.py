@@ -41,8 +41,8 @@ PENDING = Pending()  # of this process, as its GPUs are
 
 
 def sync() -> None:
-    """Waits for the GPU, if there is one, and for WebGPU's device, if a kernel ran there. Raises the
-    first check of a kernel there that failed."""
+    """Waits for the GPU, if there is one, and for WebGPU's device, if a kernel ran there. Raises
+    the first check of a kernel there that failed."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     PENDING.poll(wait=True)

@@ -15,6 +15,7 @@ from then on.
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol, Self
@@ -62,6 +63,7 @@ class Home:
     """Where the elements of a resident tensor are: ``newest`` on the host, on the device, or on
     both. ``buffer``: on the device ``on``, once a kernel was there."""
 
+    lock: ClassVar[Any] = threading.RLock()  # of all homes, and of devices
     by_address: ClassVar[weakref.WeakValueDictionary[int, Home]] = weakref.WeakValueDictionary()
 
     def __init__(self, memory: torch.Tensor) -> None:
@@ -86,15 +88,17 @@ class Home:
 
     def to_host(self) -> None:
         """Brings the copy on the host up to date."""
-        if self.newest is DEVICE:
-            assert self.on is not None
-            self.on.read_into(self.buffer, self.address, self.bytes)
-            self.newest = BOTH
+        with Home.lock:
+            if self.newest is DEVICE:
+                assert self.on is not None
+                self.on.read_into(self.buffer, self.address, self.bytes)
+                self.newest = BOTH
 
     def exposed(self) -> None:
-        """The host's memory was handed out, or may have been written: it is the newest."""
-        self.to_host()
-        self.newest = HOST
+        """The host's memory is handed out, or may be written: it is the newest."""
+        with Home.lock:
+            self.to_host()
+            self.newest = HOST
 
 
 @functools.cache
@@ -128,7 +132,8 @@ class Resident(torch.Tensor):
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        return _dispatched(func, args, kwargs or {})
+        with Home.lock:  # no kernel of another thread comes between the copy and the operation
+            return _dispatched(func, args, kwargs or {})
 
     # What torch does not ask its dispatcher for.
 
@@ -184,8 +189,9 @@ class Resident(torch.Tensor):
         return memo[id(self)]
 
     def _copied(self) -> torch.Tensor:
-        self.home.to_host()
-        return self.home.memory.clone()
+        with Home.lock:
+            self.home.to_host()
+            return self.home.memory.clone()
 
     def _moved(self, *_: Any) -> Any:
         raise KernelTypeError(
@@ -226,38 +232,43 @@ class ResidentField(Resident, Field):
         return made
 
     def _get(self, parts: tuple[Any, ...]) -> Any:
-        self.home.to_host()
-        if self.requires_grad:
-            found = Field._get(self, parts)
-        else:
-            found = self._plain_field()._get(parts)
-            if getattr(found, "home", None) is not None:  # an element: its home is this field
-                found.home = (self, found.home[1])
-        if not self.home.alone:
-            self.home.newest = HOST
-        return found
+        with Home.lock:
+            self.home.to_host()
+            if self.requires_grad:
+                found = Field._get(self, parts)
+            else:
+                found = self._plain_field()._get(parts)
+                if getattr(found, "home", None) is not None:  # an element: its home is this field
+                    found.home = (self, found.home[1])
+            if not self.home.alone:
+                self.home.newest = HOST
+            return found
 
     def _set(self, parts: tuple[Any, ...], value: Any) -> None:
-        self.home.exposed()
-        if self.requires_grad:
-            Field._set(self, parts, value)
-        else:
-            self._plain_field()._set(parts, value)
+        with Home.lock:
+            self.home.exposed()
+            if self.requires_grad:
+                Field._set(self, parts, value)
+            else:
+                self._plain_field()._set(parts, value)
 
     def fill(self, value: Any) -> None:
-        self._plain_field().fill(value)
-        self.home.newest = HOST  # whatever there was on the device
+        with Home.lock:
+            self._plain_field().fill(value)
+            self.home.newest = HOST  # whatever there was on the device
 
     def from_torch(self, tensor: torch.Tensor) -> None:
-        self._plain_field().from_torch(tensor)
-        self.home.newest = HOST
+        with Home.lock:
+            self._plain_field().from_torch(tensor)
+            self.home.newest = HOST
 
     def to_torch(self, device: torch.device | str | None = None) -> torch.Tensor:
         return self._copied().to(device or "cpu")
 
     def to_numpy(self, keep_dims: bool = False, dtype: Any = None) -> np.ndarray[Any, Any]:
-        self.home.to_host()
-        return self._plain_field().to_numpy(keep_dims, dtype)
+        with Home.lock:
+            self.home.to_host()
+            return self._plain_field().to_numpy(keep_dims, dtype)
 
 
 def on_host(value: Any) -> Any:

@@ -7,7 +7,6 @@ import ctypes
 import functools
 import importlib
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from weft.codegen.shading import ENTRY, Stage
 from weft.errors import WeftError
 from weft.lang.pending import PENDING
+from weft.lang.resident import Home
 from weft.values import frozen
 
 _KEPT = 256 << 20  # bytes of buffers that wait for the next call
@@ -80,7 +80,7 @@ class Device:
         self.name = str(adapter.info["device"])
         self.is_gpu = adapter.info["adapter_type"] != "CPU"
         self.wgpu = wgpu
-        self.lock = threading.RLock()
+        self.lock = Home.lock
         self.free: dict[int, list[Any]] = {}
         self.kept = 0
         self.released: deque[Any] = deque()  # by tensors that are gone

@@ -254,9 +254,9 @@ def test_limits_of_the_device_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     said = limited("max-compute-invocations-per-workgroup", 128, three, *few)
     assert "runs in blocks of 256 threads, and " in said
     assert said.endswith("has blocks of 128 at most: run it on a CPU")
-    said = limited("max-storage-buffers-per-shader-stage", 3, three, *few)
+    said = limited("max-storage-buffers-per-shader-stage", 2, three, *few)
     assert "needs" in said
-    assert said.endswith("has at most 3 in a shader: use fewer tensors")
+    assert said.endswith("has at most 2 in a shader: use fewer tensors")
     monkeypatch.setattr(device(), "features", frozenset())
     with pytest.raises(WebGpuError, match=r"computes with integers of 64 bits.*weft.i32, weft.f32"):
         squares.changed({}).on("webgpu")(torch.zeros(3, dtype=torch.int64))

@@ -81,9 +81,10 @@ class Compiled(build.Made):
                 "have: pass tensors and numbers of 32 bits (weft.i32, weft.f32)"
             )
         most = on.limits["max-storage-buffers-per-shader-stage"]
-        if len(stage.buffers) > most:
+        count = sum(buffer != "params" for buffer in stage.buffers)
+        if count > most:
             raise WebGpuError(
-                f"the loop of `{name}` needs {len(stage.buffers)} buffers, and {on.name} has at "
+                f"the loop of `{name}` needs {count} buffers, and {on.name} has at "
                 f"most {most} in a shader: use fewer tensors"
             )
         most, threads = on.limits["max-compute-invocations-per-workgroup"], self.code.threads
@@ -98,7 +99,7 @@ class Compiled(build.Made):
 class WebGpu:
     """Shaders in ``dialect`` for what ``device`` gives."""
 
-    version = 1
+    version = 2
 
     def __init__(
         self, name: str = "webgpu", dialect: str = "wgsl", device: Callable[[], Device] = device

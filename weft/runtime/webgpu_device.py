@@ -111,7 +111,7 @@ class Device:
             self.kept -= size
             return waiting.pop()
         usage = self.wgpu.BufferUsage
-        flags = usage.STORAGE | usage.COPY_DST | usage.COPY_SRC
+        flags = usage.STORAGE | usage.UNIFORM | usage.COPY_DST | usage.COPY_SRC
         try:
             return self.device.create_buffer(size=size, usage=flags)
         except self.wgpu.GPUError as error:
@@ -159,7 +159,8 @@ class Device:
         module = self._module(stage.text)
         entries = [
             {"binding": k, "visibility": self.wgpu.ShaderStage.COMPUTE, "buffer": {
-                "type": "storage" if name in stage.written else "read-only-storage"}}
+                "type": "storage" if name in stage.written else
+                "uniform" if name == "params" else "read-only-storage"}}
             for k, name in enumerate(stage.buffers)
         ]  # fmt: skip
         layout = self.device.create_bind_group_layout(entries=entries)

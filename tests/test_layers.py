@@ -32,7 +32,7 @@ LAYERS = [
     {"runtime"},
     {"pytorch"},
     {"kernel"},
-    {"tools", "tuning"},
+    {"tools", "tuning", "webgpu"},
     {"workbench"},
     {"weft"},  # the package itself: `import weft`
     {"__main__"},

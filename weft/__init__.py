@@ -203,7 +203,7 @@ _TAICHI = {
         ("RuntimeError", "WeftError"), ("RuntimeTypeError", "KernelTypeError"),
         ("AssertionError", "KernelAssertionError"),
     )},
-    "ad": "weft.pytorch.tape", "Tape": "weft.pytorch.tape:Tape",
+    "webgpu": "weft.webgpu", "ad": "weft.pytorch.tape", "Tape": "weft.pytorch.tape:Tape",
 }  # fmt: skip
 
 

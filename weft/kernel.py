@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
-_dispatch = torch.Tensor.__torch_dispatch__
 
 
 class Definition:
@@ -181,7 +180,7 @@ class Definition:
     def _is_foreign(self, value: Any) -> bool:
         """Whether ``value`` is a tensor that only the dispatcher knows how to treat."""
         kind = type(value)
-        if not isinstance(value, torch.Tensor) or kind.__torch_dispatch__ is _dispatch:
+        if not isinstance(value, torch.Tensor) or overrides.dispatches_as_usual(kind):
             if not overrides.overrides(kind):
                 self._plain.add(kind)
             return False

@@ -8,7 +8,6 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from weft.codegen.shading import ENTRY, Stage
+from weft.lang.resident import Home
 from weft.runtime import webgpu
 
 HERE = Path(__file__).parent / "metal"
@@ -54,18 +54,23 @@ class Metal:
     features = frozenset({"shader-int64"})
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock = Home.lock
         self.limits = {
             "max-storage-buffers-per-shader-stage": 31,
             "max-compute-invocations-per-workgroup": 1024,
         }
         self.texts = 0  # that were compiled
+        self.epoch = 0
+        self.checks: list[tuple[Any, Callable[[Any], None]]] = []
 
     def buffer(self, size: int) -> Any:
         size = -(-size // 4) * 4
         return (ctypes.c_char * size).from_buffer_copy(b"\xab" * size)
 
     def give_back(self, buffer: Any) -> None:
+        pass
+
+    def release(self, buffer: Any) -> None:
         pass
 
     def upload(self, buffer: Any, data: Any) -> None:
@@ -84,6 +89,21 @@ class Metal:
             run=run.format(threads=x * y * z),
         )  # fmt: skip
         return compiled(stage.text + harness)
+
+    def read_into(self, buffer: Any, address: int, size: int) -> None:
+        ctypes.memmove(address, buffer, size)
+        self.check()
+
+    def later(self, buffer: Any, check: Callable[[Any], None]) -> None:
+        self.checks.append((buffer, check))
+
+    def check(self) -> None:
+        checks, self.checks = self.checks, []
+        for buffer, check in checks:
+            check(buffer)
+
+    def group(self, pipeline: Run, buffers: Sequence[Any]) -> Sequence[Any]:
+        return buffers
 
     def run(self, stages: Sequence[tuple[Run, Sequence[Any], tuple[int, int, int]]]) -> None:
         for run, buffers, grid in stages:

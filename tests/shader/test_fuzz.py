@@ -15,6 +15,7 @@ import weft
 from tests.conftest import adapter
 from tests.fuzz import check, generate, nests, rows, scans
 from tests.shader import metal
+from weft import webgpu
 from weft.errors import CompileError
 
 COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "16"))
@@ -46,15 +47,21 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def as_shader(
     kernel: weft.Kernel, options: dict[str, bool], tensors: list[torch.Tensor], n: int, a: float
 ) -> Any:
-    """The counts are of 32 bits, which shaders can add to."""
+    """The counts are of 32 bits, which shaders can add to. Of some kernels all tensors live on the
+    device."""
     *others, counts = tensors
     few = counts.int()
+    given = [*others, few]
+    passed = [webgpu.buffer(t) for t in given] if n % 2 else given
     try:
-        result = kernel.on("webgpu")(*others, few, n, a)
+        result = kernel.on("webgpu")(*passed, n, a)
     except CompileError as error:  # the refusals; a wrong one fails in the tests of the language
         if "shaders have no" not in str(error) and "Metal has no" not in str(error):
             raise
         reject()
+    for own, there in zip(given, passed, strict=True):
+        if own is not there:
+            own.copy_(there)
     counts.copy_(few)
     return result
 

@@ -222,6 +222,9 @@ class Field(Array):
     needs_grad = False  # whether it was made with a gradient, which is 0 at first
     ungraded: tuple[str, str] | None = None  # why its gradient is not known, and a way out
     made: ClassVar[weakref.WeakValueDictionary[int, Field]] = weakref.WeakValueDictionary()
+    # Of layers above: a field that lives on a device, and whether WebGPU finds a GPU.
+    resident: ClassVar[Callable[[torch.Tensor], Field]]
+    drawn: ClassVar[Callable[[], bool]]
 
     @classmethod
     def alive(cls) -> list[Field]:
@@ -232,6 +235,10 @@ class Field(Array):
         new = super().__deepcopy__(memo)
         Field.made[id(new)] = new
         return new
+
+    def lay_out(self, shape: tuple[int, ...]) -> None:
+        """Has zeros of another shape from now on."""
+        self.data = torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def grow(self) -> None:
         """Gives the field a gradient: what ``needs_grad=True`` says."""
@@ -373,13 +380,15 @@ def init(
 
     weft needs no initialisation: a kernel runs where its tensors live. Without a CUDA device,
     ``vulkan``, ``metal`` and ``opengl`` let kernels that are first called after this run on WebGPU
-    where its package is installed (docs/webgpu.md). Else fields are made on the CPU, with a warning
-    where a GPU was named. Other options are accepted, unused.
+    where its package is installed, and new fields live there (docs/webgpu.md); so does ``gpu``
+    where WebGPU finds one. Else fields are made on the CPU, with a warning where a kind of GPU was
+    named. Other options are accepted, unused.
     """
     device, on = arch.device, ""
     if device == "cuda" and not torch.cuda.is_available():
         device = "cpu"
-        if arch in (vulkan, metal, opengl) and importlib.util.find_spec("wgpu") is not None:
+        installed = importlib.util.find_spec("wgpu") is not None
+        if installed and (arch in (vulkan, metal, opengl) or (arch is gpu and Field.drawn())):
             on = "webgpu"
         elif arch is not gpu:
             warnings.warn(f"no CUDA device for {arch.name}: fields are on the CPU", stacklevel=2)
@@ -445,7 +454,8 @@ def field(
     extents = lattice + (element.shape if element is not None else ())
     made = torch.zeros(extents, dtype=kind.torch, device=device or Field.defaults.device)
     # No view, so that autograd follows what is written to it.
-    result: Field = torch.Tensor._make_subclass(Field, made)
+    stays = Field.defaults.on and made.device.type == "cpu" and device is None
+    result: Field = Field.resident(made) if stays else torch.Tensor._make_subclass(Field, made)
     result.element = element
     Field.made[id(result)] = result
     if needs_grad:

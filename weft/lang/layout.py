@@ -100,7 +100,7 @@ def _place(one: Any, shape: tuple[int, ...], offset: Any, *, graded: bool) -> No
             f"a field of shape {tuple(one.shape)} is placed", help="make it without a shape"
         )
     with torch.no_grad():
-        one.data = torch.zeros((*shape, *inner), dtype=one.dtype, device=one.device)
+        one.lay_out((*shape, *inner))
     if offset is not None:
         one.element = Placed(one.element, checked_offset(offset, shape))
     if graded:

@@ -13,6 +13,7 @@ class Pending:
     """Error records of launches that may still run."""
 
     def __init__(self) -> None:
+        self.devices: list[Callable[[], None]] = []  # what waits for others than CUDA's
         self._records: deque[tuple[torch.Tensor, Any, Callable[[list[int]], Exception]]] = deque()
 
     def add(
@@ -40,7 +41,10 @@ PENDING = Pending()  # of this process, as its GPUs are
 
 
 def sync() -> None:
-    """Waits for the GPU, if there is one. Raises the first check of a kernel there that failed."""
+    """Waits for the GPU, if there is one, and for WebGPU's device, if a kernel ran there. Raises
+    the first check of a kernel there that failed."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     PENDING.poll(wait=True)
+    for wait in PENDING.devices:
+        wait()

@@ -21,6 +21,7 @@ from torch.fx.node import has_side_effect
 
 from weft.errors import KernelTypeError, WeftError
 from weft.lang.dtypes import quietly
+from weft.lang.resident import Resident
 from weft.runtime import native
 from weft.runtime.launch import KernelLike, Launcher
 from weft.runtime.signature import check_layout
@@ -29,7 +30,7 @@ from weft.settings import rarely_collected
 # pyright: reportPrivateUsage=false
 _NONE = torch._C._disabled_torch_function_impl
 _USUAL: Any = torch.Tensor.__torch_function__
-_FUNCTION = "__torch_function__"
+_FUNCTION, _DISPATCH = "__torch_function__", "__torch_dispatch__"
 
 
 @functools.cache
@@ -37,6 +38,13 @@ def overrides(kind: type) -> bool:
     """Whether a type has a ``__torch_function__`` of its own."""
     own = getattr(kind, _FUNCTION, None)
     return own not in (None, _NONE) and getattr(own, "__func__", own) is not _USUAL.__func__
+
+
+@functools.cache
+def dispatches_as_usual(kind: type[torch.Tensor]) -> bool:
+    """Whether kernels may take the data of such tensors without asking torch's dispatcher."""
+    own = getattr(kind, _DISPATCH)
+    return own is getattr(torch.Tensor, _DISPATCH) or issubclass(kind, Resident)
 
 
 def overriding(values: Iterable[Any]) -> list[Any]:

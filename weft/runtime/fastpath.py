@@ -34,6 +34,7 @@ from weft.frontend.specs import (
     constant_key,
 )
 from weft.lang.numbers import Number
+from weft.lang.resident import Resident
 from weft.runtime import native, record
 from weft.runtime.signature import scalar_kind
 from weft.values import frozen, mutable
@@ -229,6 +230,9 @@ def fresh_maker(like: torch.Tensor, zeros: bool) -> Callable[[], torch.Tensor]:
     without contents: in half of ``torch.empty_like``'s time, where neither modes nor settings have
     a say in it."""
     shape, strides = tuple(like.shape), like.stride()
+    if isinstance(like, Resident):
+        plain = fresh_maker(torch.empty_strided(shape, strides, dtype=like.dtype), zeros)
+        return lambda: Resident.of(plain(), empty=not zeros)
     if _empty is not None and like.device.type == "cpu" and not zeros:
         return functools.partial(_empty, shape, strides, like.dtype)
     how = {"dtype": like.dtype, "device": like.device}
@@ -261,6 +265,7 @@ def generate(
         "plans": {}, "grad_enabled": torch.is_grad_enabled, "constant_key": constant_key,
         "increment_version": torch._C._increment_version, "types_of": _types_of, "flat": flat,
         "number": _number, "PackError": struct.error, "promoted_at": PROMOTED_AT,
+        "data_ptr": torch.Tensor.data_ptr,
         "transforms": torch._C._are_functorch_transforms_active, **uses,
     }  # fmt: skip
     exec(compile(launcher_text(kinds, specs, writes, mutated, results), name, "exec"), scope)
@@ -284,9 +289,9 @@ def launcher_text(
     outs = [f"r{k}" for k in range(results)]
     extents, makers = _tuple([f"e{k}" for k in tensors]), _tuple([f"m{k}" for k in range(results)])
     plan = f"call, pack, tail, grad, guards, {extents}, {makers}, direct, hits, _, history"
-    values = [*(f"p{k}" for k in tensors), *(f"{r}.data_ptr()" for r in outs)]
+    values = [*(f"p{k}" for k in tensors), *(f"data_ptr({r})" for r in outs)]
     values += [KINDS[kind].packed.format(a=name) for kind, name in pairs if KINDS[kind].packed]
-    read = [f"p{k} = a{k}.data_ptr()" for k in tensors]
+    read = [f"p{k} = data_ptr(a{k})" for k in tensors]
     hidden = [f"not p{k} and e{k} or a{k}.is_neg()" for k in tensors]
     hidden += [f"a{k}.is_inference()" for k in mutated]
     views = "".join(f" or a{k}._is_view()" for k in writes)  # of which torch has another history

@@ -30,6 +30,7 @@ from weft.frontend.kinds import RegionChanged
 from weft.frontend.specs import Spec, TensorSpec
 from weft.frontend.split import HostPart, Region
 from weft.ir.core import Function
+from weft.lang.resident import Resident, on_host
 from weft.options import Options
 from weft.runtime import native
 from weft.runtime.backing import backed, is_backed, put_back
@@ -212,6 +213,8 @@ class Launcher:
             return _as_pairs(self, args)
         if is_backed(self.region, args):
             return self._with_backing(args)
+        if not self.options.on and any(isinstance(v, Resident) for v in args):
+            return self.current(*map(on_host, args))
         while True:
             try:
                 with self.lock:  # another thread may find that there are more arguments

@@ -18,6 +18,7 @@ from weft.source import Span
 if TYPE_CHECKING:
     from weft.index.aliasing import View
 
+_address = torch.Tensor.data_ptr  # of a resident tensor, too, of which nobody reads it there
 Pairs = Sequence[tuple[int, int]]  # positions of a tensor that is written, and of another one
 
 
@@ -49,14 +50,14 @@ def check_memory(name: str, tensor: torch.Tensor, span: Span) -> None:
             help="call the kernel as an operator, kernel.op(...), where tensors are functionalized",
         )  # fmt: skip
     try:
-        tensor.data_ptr()
+        _address(tensor)
     except RuntimeError as error:
         raise KernelValueError(
             f"`{name}` has no memory of its own: it is a batch, or belongs to a transform of "
             "torch.func", span,
             help="use tensors of a transform inside of it only",
         ) from error  # fmt: skip
-    size = tensor.untyped_storage().nbytes()
+    size = torch.Tensor.untyped_storage(tensor).nbytes()
     if tensor.numel() and size < tensor.storage_offset() * tensor.element_size() + extent(tensor):
         raise KernelValueError(
             f"`{name}` has {tensor.numel()} element{'s' * (tensor.numel() != 1)}, and its storage "
@@ -85,7 +86,7 @@ def distances(args: Sequence[Any], pairs: Pairs) -> tuple[int | None, ...]:
     None for a pair that is apart. Empty where all are."""
     found: list[int | None] = []
     for i, j in pairs:
-        one, two = args[i].data_ptr(), args[j].data_ptr()
+        one, two = _address(args[i]), _address(args[j])
         near = one < two + extent(args[j]) and two < one + extent(args[i])
         found.append(two - one if near else None)
     return tuple(found) if any(d is not None for d in found) else ()
@@ -200,5 +201,5 @@ def _view(tensor: torch.Tensor) -> View:
 
     size = tensor.element_size()
     return View(
-        tuple(tensor.shape), tuple(s * size for s in tensor.stride()), tensor.data_ptr(), size
+        tuple(tensor.shape), tuple(s * size for s in tensor.stride()), _address(tensor), size
     )

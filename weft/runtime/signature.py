@@ -17,6 +17,7 @@ from weft.frontend.specs import TENSOR_DTYPES, ConstSpec, ScalarSpec, Spec, Tens
 from weft.frontend.split import Region, RegionArg
 from weft.lang import dtypes
 from weft.lang.numbers import Number
+from weft.lang.resident import Resident
 from weft.lang.vectors import Backing
 from weft.source import Span
 
@@ -187,7 +188,8 @@ def check_devices(named: Iterable[tuple[str, torch.Tensor]], span: Span | None =
                 f"`{name}` is on {tensor.device}", span,
                 help=f"kernels run on CPU and CUDA tensors: pass {name}.cpu()",
             )  # fmt: skip
-        if getattr(type(tensor), _DISPATCH) is not getattr(torch.Tensor, _DISPATCH):
+        own = getattr(type(tensor), _DISPATCH) is not getattr(torch.Tensor, _DISPATCH)
+        if own and not isinstance(tensor, Resident):
             raise KernelTypeError(
                 f"`{name}` is a {type(tensor).__name__}, whose data a loop cannot reach", span,
                 help="pass it as an argument of the kernel, not by a global or an attribute",

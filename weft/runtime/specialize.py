@@ -19,6 +19,7 @@ from weft.frontend.kinds import NumberPinned, RegionChanged, Static
 from weft.frontend.scope import Guard, TensorReached
 from weft.frontend.specs import CAPTURED_BITS, ScalarSpec, Spec, constant_key
 from weft.frontend.split import Region, RegionArg
+from weft.lang.field import Field
 from weft.options import Options
 from weft.runtime.backing import backed, is_backed
 from weft.runtime.build import CPU, LOWERED, Backend, Made, compile_region
@@ -75,6 +76,15 @@ def backend(device: str, options: Options) -> Backend:
 
         return gpu.CUDA
     return CPU
+
+
+def _drawn() -> bool:
+    from weft.runtime import webgpu_device  # heavy, and seldom needed
+
+    return webgpu_device.is_there()
+
+
+Field.drawn = _drawn
 
 
 class Forms:

@@ -7,10 +7,12 @@ the device, runs it, and copies back what it changed.
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import math
 import struct
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +22,7 @@ from weft import timing
 from weft.codegen.interface import Slot
 from weft.codegen.shading import FIRST, INT64, MOST_TURNS, STOPPED, Form, ShaderCode, Stage
 from weft.errors import KernelValueError
+from weft.lang.resident import BOTH, DEVICE, HOST, Home
 from weft.runtime import build, native
 from weft.runtime.arguments import sizes_of
 from weft.runtime.cache import from_json, to_json
@@ -33,6 +36,7 @@ log_launch = logging.getLogger("weft.launch")
 _SPECIAL = struct.pack("<ffff", math.inf, -math.inf, math.nan, 0.0)
 _ERROR_WORDS = 18
 _MOST_SIDE = 65535  # blocks along a side of a grid
+_MOST_BINDINGS, _MOST_LAUNCHES = 64, 1024  # of a call that are kept
 _UNKNOWN = 256  # blocks, where the trip count is known on the device only
 
 
@@ -77,9 +81,10 @@ class Compiled(build.Made):
                 "have: pass tensors and numbers of 32 bits (weft.i32, weft.f32)"
             )
         most = on.limits["max-storage-buffers-per-shader-stage"]
-        if len(stage.buffers) > most:
+        count = sum(buffer != "params" for buffer in stage.buffers)
+        if count > most:
             raise WebGpuError(
-                f"the loop of `{name}` needs {len(stage.buffers)} buffers, and {on.name} has at "
+                f"the loop of `{name}` needs {count} buffers, and {on.name} has at "
                 f"most {most} in a shader: use fewer tensors"
             )
         most, threads = on.limits["max-compute-invocations-per-workgroup"], self.code.threads
@@ -94,7 +99,7 @@ class Compiled(build.Made):
 class WebGpu:
     """Shaders in ``dialect`` for what ``device`` gives."""
 
-    version = 1
+    version = 2
 
     def __init__(
         self, name: str = "webgpu", dialect: str = "wgsl", device: Callable[[], Device] = device
@@ -142,6 +147,25 @@ class Launch:
         return math.prod(self.grid)
 
 
+@frozen
+class Binding:
+    """A launch with its buffers: ``own`` ones besides those of tensors. ``checked``: it has an
+    error record."""
+
+    stages: tuple[tuple[Any, Any, tuple[int, int, int]], ...]
+    own: tuple[Any, ...]
+    checked: bool
+
+
+@frozen
+class Ready:
+    """A call all of whose tensors are resident: their homes, and whether it writes to them."""
+
+    binding: Binding
+    homes: tuple[tuple[weakref.ref[Home], bool], ...]
+    epoch: int
+
+
 class Call:
     """Calls a loop: ``call(slots)`` with the packed argument block."""
 
@@ -149,16 +173,84 @@ class Call:
         """``error`` words a failed check."""
         self.compiled, self.code, self.on, self.error = compiled, compiled.code, on, error
         self.first = next((k for k, s in enumerate(self.code.slots) if s.kind != "pointer"), 0)
+        kinds = [slot.kind for slot in self.code.slots]
+        self.sizes = [k for k, kind in enumerate(kinds) if kind not in ("pointer", "float")]
         self.launches: dict[bytes, Launch | None] = {}
+        self.bindings: dict[tuple[Any, ...], Binding] = {}
+        self.ready: dict[bytes, Ready] = {}
+        self.epoch = on.epoch
 
     def __call__(self, slots: bytes) -> None:
+        on = self.on
+        with on.lock:
+            ready = self.ready.get(slots)
+            if ready is None or ready.epoch != on.epoch or not self._again(ready):
+                self._anew(slots)
+
+    def _again(self, ready: Ready) -> bool:
+        """Runs what ran before, where all elements are still on the device."""
+        written: list[Home] = []
+        for reference, writes in ready.homes:
+            home = reference()
+            if home is None or home.newest is HOST or not home.alone:
+                return False
+            if writes:
+                written.append(home)
+        self._run(ready.binding, written)
+        if ready.binding.checked:
+            self.on.later(self.record, self._check)
+        return True
+
+    def _run(self, binding: Binding, written: Sequence[Home]) -> None:
+        self.on.run(binding.stages)
+        for home in written:
+            home.newest = DEVICE
+
+    def _anew(self, slots: bytes) -> None:
         key = slots[8 * self.first :]
-        with self.on.lock:
-            if key not in self.launches:
-                self.launches[key] = self._launch(slots)
-            launch = self.launches[key]
-            if launch is not None:
-                self._run(launch, slots)
+        sizes = b"".join([slots[8 * k : 8 * k + 8] for k in self.sizes])
+        if sizes not in self.launches:
+            if len(self.launches) >= _MOST_LAUNCHES:
+                self.launches.clear()
+            self.launches[sizes] = self._launch(slots)
+        launch = self.launches[sizes]
+        if launch is None:
+            return
+        on, form = self.on, self.code.forms[launch.form]
+        buffers: dict[str, Any] = {}
+        homes: dict[str, Home] = {}
+        try:
+            moved = self._uploaded(launch, form, slots, buffers, homes)
+            binding = self._binding(launch, form, key, {**buffers, **_buffers(homes)})
+            changed = {f"a{k}" for k in self.code.changed}
+            self._run(binding, [home for name, home in homes.items() if name in changed])
+            back = self._downloaded(launch, slots, buffers)
+            if log_launch.isEnabledFor(logging.DEBUG):
+                log_launch.debug(
+                    "%s: on %s, grid %s of %s threads, %d bytes copied there, %d back",
+                    self.compiled.loop.summary.name, on.name, launch.grid, self.code.threads,
+                    moved, back,
+                )  # fmt: skip
+            if binding.checked and (back or self.compiled.job.options.debug):
+                self._check(self.record)
+            elif binding.checked:
+                on.later(self.record, self._check)
+        finally:
+            for buffer in buffers.values():
+                on.give_back(buffer)
+        if not buffers and homes:
+            if len(self.ready) >= _MOST_BINDINGS:
+                self.ready.clear()
+            self.ready[slots] = Ready(
+                binding, tuple((weakref.ref(h), n in changed) for n, h in homes.items()), on.epoch
+            )
+
+    @functools.cached_property
+    def record(self) -> Any:
+        """The error record, 0 until a check fails."""
+        made = self.on.buffer(4 * _ERROR_WORDS)
+        self.on.upload(made, bytes(4 * _ERROR_WORDS))
+        return made
 
     def _launch(self, slots: bytes) -> Launch | None:
         code = self.code
@@ -173,51 +265,74 @@ class Call:
                 arrays.append((f"a{slot.arg}", k, _bytes(array), slot.arg))
         return Launch(form, _grid(code, sizes), tuple(arrays))
 
-    def _run(self, launch: Launch, slots: bytes) -> None:
-        on, code = self.on, self.code
-        form = code.forms[launch.form]
-        buffers: dict[str, Any] = {}
-        try:
-            moved = self._uploaded(launch, form, slots, buffers)
-            grids = (launch.grid, (1, 1, 1))
-            on.run([
-                (self.compiled.pipeline(launch.form, k), [buffers[name] for name in stage.buffers],
-                 grids[k])
-                for k, stage in enumerate(form.stages[: 1 if launch.blocks == 1 else 2])
-            ])  # fmt: skip
-            back = self._downloaded(launch, slots, buffers)
-            if log_launch.isEnabledFor(logging.DEBUG):
-                log_launch.debug(
-                    "%s: on %s, grid %s of %s threads, %d bytes copied there, %d back",
-                    self.compiled.loop.summary.name, on.name, launch.grid, code.threads, moved,
-                    back,
-                )  # fmt: skip
-            if "error" in buffers:
-                self._checked(buffers["error"])
-        finally:
-            for buffer in buffers.values():
-                on.give_back(buffer)
-
-    def _uploaded(self, launch: Launch, form: Form, slots: bytes, buffers: dict[str, Any]) -> int:
+    def _uploaded(
+        self, launch: Launch, form: Form, slots: bytes, buffers: dict[str, Any],
+        homes: dict[str, Home],
+    ) -> int:  # fmt: skip
+        """Finds the homes of arrays, and has ``buffers`` for the others. Gives the bytes that were
+        copied."""
         on, moved = self.on, 0
         used = {name for stage in form.stages for name in stage.buffers}
         for name, slot, size, _ in launch.arrays:
-            if name in used:
-                buffers[name] = on.buffer(max(size, 4))
-                if size:
-                    (address,) = struct.unpack_from("<Q", slots, 8 * slot)
-                    on.upload(buffers[name], _memory(address, size))
-                    moved += size
-        words = self._words(slots, launch.blocks)
-        buffers["params"] = on.buffer(len(words))
-        on.upload(buffers["params"], words)
-        if "error" in used:
-            buffers["error"] = on.buffer(4 * _ERROR_WORDS)
-            on.upload(buffers["error"], bytes(4 * _ERROR_WORDS))
-        if "partials" in used:
-            count = launch.blocks * len(self.code.nest.kinds)
-            buffers["partials"] = on.buffer(count * form.word)
+            if name not in used:
+                continue
+            (address,) = struct.unpack_from("<Q", slots, 8 * slot)
+            home = Home.by_address.get(address) if size else None
+            if home is not None and self._at_home(home):
+                homes[name] = home
+                if home.newest is HOST:
+                    on.upload(home.buffer, _memory(home.address, home.bytes))
+                    home.newest = BOTH
+                    moved += home.bytes
+                continue
+            buffers[name] = on.buffer(max(size, 4))
+            if size:
+                on.upload(buffers[name], _memory(address, size))
+                moved += size
         return moved
+
+    def _at_home(self, home: Home) -> bool:
+        """Whether the tensor's elements may be on this device alone."""
+        if not home.alone or home.on not in (None, self.on):
+            home.exposed()
+            return False
+        if home.buffer is None:
+            home.placed(self.on, self.on.buffer(max(home.bytes, 4)))
+        return True
+
+    def _binding(self, launch: Launch, form: Form, key: bytes, buffers: dict[str, Any]) -> Binding:
+        on = self.on
+        if self.epoch != on.epoch or len(self.bindings) >= _MOST_BINDINGS:
+            for old in self.bindings.values():
+                for buffer in old.own:
+                    on.give_back(buffer)
+            self.bindings.clear()
+            self.ready.clear()
+            self.epoch = on.epoch
+        place = (key, *((name, id(buffer)) for name, buffer in buffers.items()))
+        found = self.bindings.get(place)
+        if found is None:
+            found = self.bindings[place] = self._bound(launch, form, key, buffers)
+        return found
+
+    def _bound(self, launch: Launch, form: Form, key: bytes, buffers: dict[str, Any]) -> Binding:
+        on = self.on
+        used = {name for stage in form.stages for name in stage.buffers}
+        words = self._words(bytes(8 * self.first) + key, launch.blocks)
+        own = {"params": on.buffer(len(words))}
+        on.upload(own["params"], words)
+        checked = "error" in used
+        shared = {"error": self.record} if checked else {}
+        if "partials" in used:
+            own["partials"] = on.buffer(launch.blocks * len(self.code.nest.kinds) * form.word)
+        grids = (launch.grid, (1, 1, 1))
+        stages = []
+        for k, stage in enumerate(form.stages[: 1 if launch.blocks == 1 else 2]):
+            pipeline = self.compiled.pipeline(launch.form, k)
+            given = {**buffers, **own, **shared}
+            bound = [given[n] for n in stage.buffers]
+            stages.append((pipeline, on.group(pipeline, bound), grids[k]))
+        return Binding(tuple(stages), tuple(own.values()), checked)
 
     def _words(self, slots: bytes, blocks: int) -> bytes:
         """What "params" has."""
@@ -225,8 +340,7 @@ class Call:
         for k, slot in enumerate(self.code.slots):
             if slot.kind == "float":
                 (value,) = struct.unpack_from("<d", slots, 8 * k)
-                single = float(torch.tensor(value, dtype=torch.float64).to(torch.float32))
-                struct.pack_into("<f", singles, 4 * k, single)
+                struct.pack_into("<f", singles, 4 * k, ctypes.c_float(value).value)
         assert len(_SPECIAL) == 4 * FIRST
         return _SPECIAL + slots + struct.pack("<I", blocks) + bytes(singles)
 
@@ -240,19 +354,26 @@ class Call:
                 back += size
         return back
 
-    def _checked(self, buffer: Any) -> None:
+    def _check(self, buffer: Any) -> None:
+        """Looks at an error record. Raises what it says."""
         data = self.on.read(buffer, 4 * _ERROR_WORDS)
         failed, number, *words = struct.unpack(f"<{_ERROR_WORDS}I", data)
-        if failed and number == STOPPED:
+        if not failed:
+            return
+        self.on.upload(buffer, bytes(4 * _ERROR_WORDS))
+        if number == STOPPED:
             raise WebGpuError(
                 f"`{self.compiled.loop.summary.name}` has so many turns of loops in an iteration "
                 f"that {self.on.name} ends them too early: at most {MOST_TURNS:,} in all. Share "
                 "the work among more iterations of the parallel loop, or run it on a CPU"
             )
-        if failed:
-            check = self.code.checks[number - 1]
-            values = [_value(kind, word) for kind, word in zip(check.values, words, strict=False)]
-            raise self.error(check, values)
+        check = self.code.checks[number - 1]
+        values = [_value(kind, word) for kind, word in zip(check.values, words, strict=False)]
+        raise self.error(check, values)
+
+
+def _buffers(homes: dict[str, Home]) -> dict[str, Any]:
+    return {name: home.buffer for name, home in homes.items()}
 
 
 def _value(kind: str, word: int) -> int:

@@ -66,6 +66,10 @@ class Dialect(abc.ABC):
     name: str
     head: str = ""  # of each module
 
+    def param(self, word: int) -> str:
+        """A word of "params"."""
+        return f"params[{word}u]"
+
     @abc.abstractmethod
     def let(self, name: str, type: str, value: str) -> str: ...
     @abc.abstractmethod
@@ -107,11 +111,15 @@ class Dialect(abc.ABC):
         functions: Sequence[str], body: Sequence[str], threads: tuple[int, int, int],
     ) -> str:  # fmt: skip
         """``buffers``: name, type of elements and whether they are written, in the order in which
-        they are bound."""
+        they are bound; the first is "params"."""
 
 
 class Wgsl(Dialect):
     name = "wgsl"
+
+    def param(self, word: int) -> str:
+        """Uniform, as GPUs have registers for; arrays of those are of vectors of four."""
+        return f"params[{word // 4}u].{'xyzw'[word % 4]}"
 
     def let(self, name: str, type: str, value: str) -> str:
         return f"let {name}: {type} = {value};"
@@ -127,13 +135,15 @@ class Wgsl(Dialect):
 
     def special(self, t: ScalarType) -> str:
         """WGSL has no constants of them: they come with the arguments."""
+        values = [f"{t.name}(bitcast<f32>({self.param(k)}))" for k in range(3)]
         return "\n".join(
-            f"fn {name}_{t.name}() -> {t.name} {{ return {t.name}(bitcast<f32>(params[{k}u])); }}"
-            for k, name in enumerate(("inf", "minus_inf", "nan"))
+            f"fn {name}_{t.name}() -> {t.name} {{ return {value}; }}"
+            for name, value in zip(("inf", "minus_inf", "nan"), values, strict=True)
         )
 
     def zero(self, t: ScalarType) -> str:
-        return f"fn zero_{t.name}() -> {t.name} {{ return {t.name}(bitcast<f32>(params[3u])); }}"
+        value = f"{t.name}(bitcast<f32>({self.param(3)}))"
+        return f"fn zero_{t.name}() -> {t.name} {{ return {value}; }}"
 
     def load_atomic(self, place: str) -> str:
         return f"atomicLoad(&{place})"
@@ -159,11 +169,16 @@ class Wgsl(Dialect):
         self, entry: str, buffers: Sequence[tuple[str, str, bool]], shared: Sequence[str],
         functions: Sequence[str], body: Sequence[str], threads: tuple[int, int, int],
     ) -> str:  # fmt: skip
-        bound = [
+        bound = ["@group(0) @binding(0) var<uniform> params: array<vec4<u32>, {}>;"]
+        bound += [
             f"@group(0) @binding({k}) var<storage, {'read_write' if written else 'read'}> "
             f"{name}: array<{type}>;"
             for k, (name, type, written) in enumerate(buffers)
+            if k
         ]
+        text = "\n".join((*functions, *body))
+        used = [int(k) for k in re.findall(r"\bparams\[(\d+)u\]", text)]
+        bound[0] = bound[0].format(max(used, default=0) + 1)
         places = (
             "@builtin(local_invocation_id) thread: vec3<u32>",
             "@builtin(local_invocation_index) thread_number: u32",

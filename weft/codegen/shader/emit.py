@@ -94,7 +94,7 @@ def _stage(
     views: dict[Value, View] = {}
 
     def size(word: int) -> str:
-        return f"i64(params[{word}u])" if wide else f"i32(params[{word}u])"
+        return f"i64({dialect.param(word)})" if wide else f"i32({dialect.param(word)})"
 
     for k, arg in enumerate(stage.args):
         if isinstance(arg.type, MemRefType):
@@ -108,14 +108,15 @@ def _stage(
             sizes = tuple(size(at["size", k, axis]) for axis in range(rank))
             views[arg] = View(buffer, sizes, _strides(arg.memref, sizes, k, at, size))
         elif k >= len(function.args):  # how many blocks there are
-            names[arg] = f"i32(params[{FIRST + 2 * len(slots)}u])"
+            names[arg] = f"i32({dialect.param(FIRST + 2 * len(slots))})"
         else:
             kind = "float" if arg.scalar.is_float else "int"
             word = at[kind, k, 0]
             single = FIRST + 2 * len(slots) + 1 + (word - FIRST) // 2
-            low[arg] = f"bitcast<f32>(params[{single}u])" if kind == "float" else (
-                f"i32(params[{word}u])")  # fmt: skip
-            names[arg] = _argument(arg.scalar, word) if arg.scalar is not f32 else low[arg]
+            low[arg] = f"i32({dialect.param(word)})"
+            if kind == "float":
+                low[arg] = f"bitcast<f32>({dialect.param(single)})"
+            names[arg] = low[arg] if arg.scalar is f32 else _argument(arg.scalar, word, dialect)
     made = Printer(stage, dialect, e, threads, views, names, low, watch).run()
     elements = [v.buffer.element for v in views.values() if v.buffer.name in made.used]
     doubles = f64 in elements or any(name.startswith("bitcast<f64>") for name in names.values())
@@ -139,14 +140,14 @@ def _stage(
                  tuple(features))  # fmt: skip
 
 
-def _argument(t: ScalarType, word: int) -> str:
+def _argument(t: ScalarType, word: int, dialect: Dialect) -> str:
     """A number of the argument block."""
     if t is f64 or t in (i64, index):
-        words = f"(u64(params[{word}u]) | (u64(params[{word + 1}u]) << 32u))"
+        words = f"(u64({dialect.param(word)}) | (u64({dialect.param(word + 1)}) << 32u))"
         return f"bitcast<f64>{words}" if t is f64 else f"i64{words}"
     if type_of(t) == "bool":
-        return f"(params[{word}u] != 0u)"
-    return f"i32(params[{word}u])"
+        return f"({dialect.param(word)} != 0u)"
+    return f"i32({dialect.param(word)})"
 
 
 def _strides(

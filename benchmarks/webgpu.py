@@ -1,0 +1,205 @@
+"""Loops on WebGPU beside the same loops on CPUs and, where there is one, on a CUDA device.
+
+    python -m benchmarks.webgpu [--small]
+
+One process, one table: milliseconds of a call; that of WebGPU with tensors of the CPU (copies in
+and out) and with tensors that live on the device (calls are queued, and waited for together); the
+first call, from source to result, in a process that has compiled before; and the largest
+difference from the CPU's result, over the largest value.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+import weft
+from benchmarks.matmul import matmul
+from benchmarks.stencil import stencil
+from examples.bilateral import bilateral
+from examples.causal_conv import causal_conv
+from examples.softmax import softmax
+from examples.wkv import wkv
+from weft import webgpu
+
+
+@weft.kernel
+def wall(tile: torch.Tensor, out: torch.Tensor, offset: int, ph: int, pw: int) -> None:
+    """``examples.brick_wall.brick_wall`` into ``out``."""
+    height, width = out.shape
+    tile_height, tile_width = tile.shape
+    for row, col in weft.ndrange(height, width):
+        x = col - pw
+        y = height - 1 - row + ph
+        course = y // tile_height
+        brick = (x - course * offset) // tile_width
+        out[row, col] = tile[
+            tile_height - 1 - (y - course * tile_height),
+            x - course * offset - brick * tile_width,
+        ]
+
+
+@weft.kernel
+def histogram(x: torch.Tensor, counts: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        weft.atomic_add(counts[x[i]], 1)
+
+
+@weft.kernel
+def touch(x: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        x[i] = 1.0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """``arguments``: of the kernel, on the CPU; ``result``: the argument with the result, None
+    where it is returned. ``backward``: a call and its gradient."""
+
+    name: str
+    kernel: weft.Kernel
+    arguments: tuple[object, ...]
+    result: int | None = None
+    backward: bool = False
+
+    def call(self, kernel: weft.Kernel, arguments: Sequence[object]) -> torch.Tensor:
+        found = kernel(*arguments)
+        if not self.backward:
+            return found if self.result is None else arguments[self.result]  # type: ignore[return-value]
+        wanted = [v for v in arguments if isinstance(v, torch.Tensor) and v.requires_grad]
+        return torch.autograd.grad(found.sum(), wanted)[-1]
+
+
+def subjects(small: bool) -> list[Subject]:
+    torch.manual_seed(0)
+    r, z = torch.randn, torch.zeros
+    n = 256 if small else 1024
+    side = 128 if small else 512
+    conv = (r(32, 256), r(2, 32, 256)) if small else (r(768, 768), r(8, 768, 768))
+    graded = tuple(v.clone().requires_grad_() for v in conv)
+    sizes = (2, 256, 64) if small else (8, 1024, 768)
+    space, tone = torch.tensor(2.0), torch.tensor(0.3)
+    counted = torch.randint(0, 64, (1_000_000 if small else 10_000_000,), dtype=torch.int32)
+    return [
+        Subject("brick wall", wall, (r(144, 288), z(1080, 1728), 144, 36, 96), 1),
+        Subject("stencil", stencil, (r(4 * n, 4 * n), z(4 * n, 4 * n)), 1),
+        Subject("causal conv", causal_conv, (*conv, 0.1)),
+        Subject("its gradient", causal_conv, (*graded, 0.1), backward=True),
+        Subject("softmax", softmax, (r(512, n),)),
+        Subject("matmul", matmul, (r(n, n), r(n, n), z(n, n)), 2),
+        Subject("histogram", histogram, (counted, z(64, dtype=torch.int32)), 1),
+        Subject("bilateral", bilateral, (torch.rand(side, side, 3), space, tone, 3)),
+        Subject("wkv", wkv, (-torch.rand(sizes[2]), r(sizes[2]), r(sizes), r(sizes))),
+    ]
+
+
+def moved(subject: Subject, to: Callable[[torch.Tensor], torch.Tensor]) -> list[object]:
+    """The arguments elsewhere; the result anew."""
+    found: list[object] = []
+    for v in subject.arguments:
+        if isinstance(v, torch.Tensor):
+            made = to(v.detach())
+            found.append(made.requires_grad_(v.requires_grad))
+        else:
+            found.append(v)
+    return found
+
+
+def timed(call: Callable[[], object], wait: Callable[[], object], budget: float) -> float:
+    """Milliseconds of a call among others: those that are queued are waited for together."""
+    begin = time.perf_counter()
+    call()
+    wait()
+    one = time.perf_counter() - begin
+    count = max(1, min(200, int(budget / 4 / max(one, 1e-6))))
+    found = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        for _ in range(count):
+            call()
+        wait()
+        found.append((time.perf_counter() - begin) / count)
+    return 1e3 * statistics.median(found)
+
+
+def row(subject: Subject, budget: float) -> list[str]:
+    there = subject.kernel.on("webgpu")
+    place = moved(subject, webgpu.buffer)
+    begin = time.perf_counter()
+    result = subject.call(there, place)
+    result = result.as_subclass(torch.Tensor).clone()
+    first = time.perf_counter() - begin
+    plain = moved(subject, torch.clone)
+    expected = subject.call(subject.kernel, plain).detach()
+    error = (result.double() - expected.double()).abs().max() / expected.abs().max().clamp(min=1)
+    nothing = lambda: None  # noqa: E731
+
+    figures = [timed(lambda: subject.call(subject.kernel, plain), nothing, budget)]
+    if torch.cuda.is_available():
+        cuda = moved(subject, lambda v: v.cuda())
+        figures.append(
+            timed(lambda: subject.call(subject.kernel, cuda), torch.cuda.synchronize, budget)
+        )
+    else:
+        figures.append(float("nan"))
+    figures.append(timed(lambda: subject.call(there, plain), nothing, budget))
+    figures.append(timed(lambda: subject.call(there, place), weft.sync, budget))
+    ratio = figures[3] / figures[1]
+    words = [f"{f:.3f}" if f < 10 else f"{f:.1f}" for f in figures]
+    return [subject.name, *words, f"{ratio:.2f}", f"{1e3 * first:.0f}", f"{error:.1g}"]
+
+
+def dispatches() -> str:
+    """The time of a warm call, of 1,000 that nobody waits for."""
+    kernel, x = touch.on("webgpu"), webgpu.buffer(torch.zeros(256))
+    for _ in range(100):
+        kernel(x)
+    weft.sync()
+    found = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        for _ in range(1000):
+            kernel(x)
+        queued = time.perf_counter()
+        weft.sync()
+        found.append((queued - begin, time.perf_counter() - queued))
+    queued, drained = min(found)
+    return (
+        f"a warm dispatch: {1e3 * queued:.1f} us, of 1,000 queued without waiting; "
+        f"{1e3 * drained:.1f} ms until they had run"
+    )
+
+
+HEAD = ["kernel", "CPU", "CUDA", "WebGPU, copies", "resident", "/ CUDA", "first ms", "difference"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Loops on WebGPU beside CPUs and CUDA.")
+    parser.add_argument("--small", action="store_true", help="sizes for drivers without a GPU")
+    parser.add_argument("--budget", type=float, default=1.0, help="seconds of a figure")
+    given = parser.parse_args()
+    os.environ.setdefault("WEFT_CACHE", "0")  # first calls compile
+    begin = time.perf_counter()
+    touch.on("webgpu")(torch.zeros(3))
+    print(f"{webgpu.adapter()}; the first kernel {time.perf_counter() - begin:.1f} s", flush=True)
+    rows = [HEAD]
+    for subject in subjects(given.small):
+        try:
+            rows.append(row(subject, given.budget))
+        except (weft.WeftError, RuntimeError) as error:
+            rows.append([subject.name, f"{type(error).__name__}: {error}"[:150]])
+        print(".", end="", flush=True)
+    print()
+    print(dispatches())
+    widths = [max(len(r[k]) for r in rows if len(r) > 2) for k in range(len(HEAD))]
+    for each in rows:
+        print("  ".join(word.rjust(widths[k]) if k else word.ljust(widths[0])
+                        for k, word in enumerate(each)))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,424 @@
+"""Tensors and fields that live on a device between kernels: who has the newest elements, and what
+is copied."""
+
+from __future__ import annotations
+
+import copy
+import io
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from tests.conftest import adapter
+from weft.lang.field import Field
+from weft.lang.resident import Resident
+
+pytestmark = [pytest.mark.webgpu]
+
+
+@pytest.fixture(autouse=True)
+def found() -> None:
+    adapter()
+
+
+@weft.kernel
+def _add_one(x):
+    for i in range(x.shape[0]):
+        x[i] += 1
+
+
+@weft.kernel
+def _doubled(x):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = 2 * x[i]
+    return out
+
+
+add_one, doubled = _add_one.on("webgpu"), _doubled.on("webgpu")
+
+
+@pytest.fixture
+def copied(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[tuple[int, int]]]]:
+    """The bytes that each launch since the last call copied there and back. What all is already
+    there says nothing."""
+
+    def since() -> list[tuple[int, int]]:
+        texts = [r.getMessage() for r in caplog.records if r.name == "weft.launch"]
+        caplog.clear()
+        words = [t.split() for t in texts if " copied there" in t]
+        return [(int(w[w.index("bytes") - 1]), int(w[-2])) for w in words]
+
+    with caplog.at_level("DEBUG", "weft.launch"):
+        yield since
+
+
+def buffer(x: torch.Tensor) -> torch.Tensor:
+    from weft import webgpu
+
+    return webgpu.buffer(x)
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    return x.as_subclass(torch.Tensor).clone()
+
+
+def test_elements_stay_between_kernels(copied) -> None:
+    start = torch.randn(50)
+    x = buffer(start)
+    for _ in range(5):
+        add_one(x)
+    assert copied()[0] == (200, 0)
+    for _ in range(4):  # what a kernel makes like it lives there, too
+        y = doubled(x)
+        z = doubled(y)
+        assert isinstance(z, Resident)
+    assert all(pair == (0, 0) for pair in copied())
+    torch.testing.assert_close(plain(z), 4 * (start + 5))
+
+
+READS = {
+    "sum": lambda x: x.sum().item(),
+    "element": lambda x: x[3].item(),
+    "tolist": lambda x: x.tolist(),
+    "numpy": lambda x: x.numpy().copy(),
+    "asarray": lambda x: np.asarray(x).copy(),
+    "detach": lambda x: x.detach().clone(),
+    "data": lambda x: x.data.clone(),
+    "clone": lambda x: plain(x.clone()),
+    "double": lambda x: x.double(),
+    "stack": lambda x: torch.stack([x, x]),
+    "out": lambda x: torch.add(torch.zeros(20), x, out=torch.empty(20)),
+    "copy_": lambda x: torch.empty(20).copy_(x),
+    "equal": lambda x: torch.equal(x, torch.ones(20)),
+    "list": lambda x: [float(v) for v in x],
+    "repr": lambda x: repr(x),
+    "format": lambda x: f"{x}",
+    "storage": lambda x: list(x.untyped_storage()),
+    "dlpack": lambda x: torch.from_dlpack(x).clone(),
+    "deepcopy": lambda x: plain(copy.deepcopy(x)),
+    "vmap": lambda x: torch.vmap(lambda v: v * 2)(x),
+    "derivative": lambda x: torch.func.grad(lambda v: (v * v).sum())(x),
+    "kernel": lambda x: _doubled(x),
+    "view": lambda x: x[2:9].clone(),
+    "cpu": lambda x: x.cpu().sum(),
+    "mean": lambda x: torch.nn.functional.softmax(x, 0),
+    "saved": lambda x: _saved(x),
+    "interpreted": lambda x: _doubled.interpret(x),
+}
+
+
+def _saved(x: torch.Tensor) -> torch.Tensor:
+    file = io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def _same(one: object, two: object) -> None:
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(plain(one), plain(two)), (one, two)  # type: ignore[arg-type]
+    elif isinstance(one, np.ndarray):
+        np.testing.assert_array_equal(one, two)
+    else:
+        assert one == two
+
+
+@pytest.mark.parametrize("name", READS)
+def test_what_reads_finds_the_newest(name: str) -> None:
+    start = torch.arange(20.0)
+    x, expected = buffer(start), start + 2
+    add_one(x)
+    add_one(x)
+    _same(READS[name](x), READS[name](expected))
+    add_one(x)
+    _same(READS[name](x), READS[name](expected + 1))
+    assert torch.equal(plain(x), start + 3)
+
+
+def _in_place(change: Callable[[torch.Tensor], object]) -> Callable[[torch.Tensor], None]:
+    def changed(x: torch.Tensor) -> None:
+        change(x)
+
+    return changed
+
+
+WRITES = {
+    "add_": lambda x: x.add_(3),
+    "element": lambda x: x.__setitem__(4, 9.0),
+    "slice": lambda x: x[3:8].mul_(2),
+    "data": lambda x: x.data.fill_(5),
+    "detach": lambda x: x.detach().zero_(),
+    "numpy": lambda x: np.add(x.numpy(), 1, out=x.numpy()),
+    "out": lambda x: torch.mul(torch.ones(20), 7, out=x),
+    "foreach": lambda x: torch._foreach_add_([x], 2.0),
+    "copy_": lambda x: x.copy_(torch.arange(20.0) + 100),
+    "sort": lambda x: torch.sort(-x, out=(x, torch.empty(0, dtype=torch.int64))),
+    "storage": lambda x: x.untyped_storage().fill_(0),
+    "dlpack": lambda x: torch.from_dlpack(x).add_(1),
+    "kernel": lambda x: _add_one(x),
+    "optimizer": lambda x: _stepped(x),
+    "interpreted": lambda x: _add_one.interpret(x),
+}
+
+
+def _stepped(x: torch.Tensor) -> None:
+    x.requires_grad_()
+    x.grad = torch.ones(20)
+    torch.optim.SGD([x], lr=0.5).step()
+    x.requires_grad_(False)
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_what_writes_is_known_to_the_next_kernel(name: str) -> None:
+    expected = torch.arange(20.0)
+    x = buffer(expected)
+    for _ in range(2):
+        add_one(x)
+        _add_one(expected)
+        WRITES[name](x)
+        WRITES[name](expected)
+    add_one(x)
+    _add_one(expected)
+    assert torch.equal(plain(x), expected)
+
+
+ALIASES = {
+    "view": lambda x: x[2:9],
+    "alias": lambda x: x.as_subclass(torch.Tensor),
+    "data": lambda x: x.data,
+    "numpy": lambda x: torch.from_numpy(x.numpy()),
+    "dlpack": lambda x: torch.from_dlpack(x),
+    "storage": lambda x: torch.tensor([]).set_(x.untyped_storage()),
+}
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_what_shares_memory_is_never_stale(name: str, copied) -> None:
+    """In both directions, as long as it is there; then elements stay on the device again."""
+    x, expected = buffer(torch.arange(20.0)), torch.arange(20.0)
+    add_one(x), _add_one(expected)
+    alias, other = ALIASES[name](x), ALIASES[name](expected)
+    for _ in range(2):
+        add_one(x), _add_one(expected)
+        assert torch.equal(alias, other)
+        alias.mul_(2), other.mul_(2)
+    add_one(x), _add_one(expected)
+    copied()
+    del alias, other
+    add_one(x), add_one(x), _add_one(expected), _add_one(expected)
+    assert copied() == [(80, 0)]
+    assert torch.equal(plain(x), expected)
+
+
+def test_an_address_that_is_known_is_always_up_to_date() -> None:
+    import ctypes
+
+    x = buffer(torch.zeros(4))
+    memory = (ctypes.c_float * 4).from_address(x.data_ptr())
+    for n in range(3):
+        add_one(x)
+        assert list(memory) == 4 * [n + 1.0]
+    memory[2] = 40.0
+    add_one(x)
+    assert x.tolist() == [4, 4, 41, 4]
+
+
+def test_gradients_of_what_lives_there() -> None:
+    start = torch.randn(30)
+    x = buffer(start).requires_grad_()
+    for n in (1, 2, 3, 4):
+        y = doubled(doubled(x))
+        (y * y).sum().backward()
+        torch.testing.assert_close(x.grad, n * 32 * start)
+    assert isinstance(y, Resident)
+
+
+def test_the_gradient_that_torch_accumulates_may_live_there() -> None:
+    x = buffer(torch.ones(5)).requires_grad_()
+    x.grad = buffer(torch.zeros(5))
+    with torch.no_grad():
+        add_one(x.grad)
+    (x * 3).sum().backward()  # adds in C++
+    with torch.no_grad():
+        add_one(x.grad)
+    assert x.grad.tolist() == 5 * [5.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8, torch.bool, torch.int32])
+@pytest.mark.parametrize("n", [0, 1, 3, 17])
+def test_sizes_and_dtypes(dtype: torch.dtype, n: int) -> None:
+    x = buffer(torch.ones(n, dtype=dtype))
+    y = doubled(x)
+    assert torch.equal(plain(y), _doubled(torch.ones(n, dtype=dtype)))
+    assert torch.equal(plain(x), torch.ones(n, dtype=dtype))
+
+
+def test_strides_are_kept() -> None:
+    start = torch.randn(7, 5).t()
+    x = buffer(start)
+    assert x.stride() == start.stride()
+    assert torch.equal(plain(x), start)
+    wide = buffer(torch.ones(1).expand(4))
+    add_one(wide)
+    assert wide.tolist() == [2, 2, 2, 2]
+
+
+def test_memory_that_is_gone_is_taken_for_others() -> None:
+    """An address of a tensor that is gone says nothing of the next one there."""
+    for n in range(20):
+        x = buffer(torch.full((64,), float(n)))
+        add_one(x)
+        assert x[5] == n + 1
+        del x
+        fresh = torch.full((64,), 100.0 + n)
+        add_one(fresh)
+        assert fresh[5] == 101 + n
+
+
+def test_a_tensor_keeps_its_memory() -> None:
+    x = buffer(torch.zeros(4))
+    for move in (
+        lambda: setattr(x, "data", torch.ones(3)),
+        lambda: x.resize_(9),
+        lambda: x.set_(torch.ones(3)),
+        lambda: x.share_memory_(),
+    ):
+        with pytest.raises(weft.KernelTypeError, match=r"keeps its memory.*\n.*x.copy_\(y\)"):
+            move()
+    with pytest.raises(weft.KernelTypeError, match="a list has no buffer"):
+        buffer([1, 2])  # type: ignore[arg-type]
+    with pytest.raises(weft.KernelValueError, match="the tensor is on meta"):
+        buffer(torch.zeros(3, device="meta"))
+
+
+def test_a_thousand_calls_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft.runtime.webgpu_device import Device, device
+
+    x = buffer(torch.zeros(300))
+    add_one(x)
+    reads, submits = [], device().submits
+    read = Device.read
+    monkeypatch.setattr(Device, "read", lambda *args: (reads.append(args), read(*args))[1])
+    groups = []
+    group = Device.group
+    monkeypatch.setattr(Device, "group", lambda *args: (groups.append(args), group(*args))[1])
+    for _ in range(1000):
+        add_one(x)
+    assert not reads
+    assert not groups  # nor is anything bound again
+    assert 1000 / 20 < device().submits - submits < 1000 / 10
+    weft.sync()
+    assert len(reads) < 4  # with error records
+    assert x[0] == 1001
+
+
+def test_threads_lose_nothing() -> None:
+    """A read that copies back, and a kernel of another thread."""
+    x = buffer(torch.zeros(64))
+
+    def work() -> None:
+        for _ in range(20):
+            add_one(x)
+            x[0].item()
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert x.tolist() == 64 * [60.0]
+
+
+def test_checks_of_calls_that_nobody_waited_for() -> None:
+    @weft.kernel
+    def checked(x, most: float):
+        for i in range(x.shape[0]):
+            assert x[i] < most, f"x[{i}] is large"
+            x[i] += 1.0
+
+    x = buffer(torch.zeros(3))
+    there = checked.on("webgpu")
+    there(x, 5.0)
+    there(x, 1.0)
+    with pytest.raises(weft.KernelAssertionError, match="is large"):
+        weft.sync()
+    there(x, 5.0)
+    weft.sync()
+
+
+@pytest.fixture
+def taichi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(Field, "defaults", Field.defaults)
+    weft.init(arch=weft.vulkan)
+
+
+def test_fields_live_there(taichi, copied) -> None:
+    x = weft.field(float, shape=20)
+    other = weft.Vector.field(2, float, shape=20)
+    placed = weft.field(float)
+    weft.root.dense(weft.i, 20).place(placed)
+
+    @weft.kernel
+    def step():
+        for i in x:
+            x[i] += 1.0 + placed[i]
+            other[i] += weft.Vector([x[i], 1.0])
+
+    step()
+    step()
+    assert copied() == [(4 * 20 * 4, 0)]
+    assert (x[3], other[3][0], other[3].y) == (2.0, 3.0, 2.0)
+    step()
+    assert copied() == []  # reading left them there
+    x[3] = 10.0
+    other[4][1] = 7.0
+    other[5].x = 8.0
+    step()
+    assert copied() == [(3 * 20 * 4, 0)]
+    assert (x[3], x[4], other[4].y, other[5].x) == (11.0, 4.0, 8.0, 12.0)
+    placed.fill(1.0)
+    x.from_numpy(np.arange(20, dtype=np.float32))
+    step()
+    assert copied() == [(2 * 20 * 4, 0)]
+    np.testing.assert_array_equal(x.to_numpy(), np.arange(20) + 2)
+    x.from_torch(torch.arange(20.0))
+    x.copy_from(placed)
+    step()
+    assert torch.equal(x.to_torch(), torch.full((20,), 3.0))
+    part = x[2:5]
+    step()
+    assert torch.equal(part.as_subclass(torch.Tensor), torch.full((3,), 5.0))
+    step.on("cpu")()
+    assert x[7] == 7.0
+    assert torch.equal(copy.deepcopy(x).to_torch(), x.to_torch())
+
+
+def test_tapes_over_fields_that_live_there(taichi) -> None:
+    x = weft.field(float, shape=8, needs_grad=True)
+    loss = weft.field(float, shape=(), needs_grad=True)
+
+    @weft.kernel
+    def square():
+        for i in x:
+            loss[None] += x[i] * x[i]
+
+    @weft.kernel
+    def descend():
+        for i in x:
+            x[i] -= 0.25 * x.grad[i]
+
+    x.from_torch(torch.arange(8.0))
+    for n in range(3):
+        with weft.ad.Tape(loss=loss):
+            square()
+        expected = torch.arange(8.0) / 2**n
+        torch.testing.assert_close(plain(x.grad), 2 * expected)
+        torch.testing.assert_close(loss[None].item(), (expected**2).sum().item())
+        descend()
+    torch.testing.assert_close(x.to_torch(), torch.arange(8.0) / 8)

@@ -222,6 +222,7 @@ class Field(Array):
     needs_grad = False  # whether it was made with a gradient, which is 0 at first
     ungraded: tuple[str, str] | None = None  # why its gradient is not known, and a way out
     made: ClassVar[weakref.WeakValueDictionary[int, Field]] = weakref.WeakValueDictionary()
+    met: ClassVar[Callable[[Field], None] | None] = None  # who is told of new fields: a tape
 
     @classmethod
     def alive(cls) -> list[Field]:
@@ -230,8 +231,14 @@ class Field(Array):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         new = super().__deepcopy__(memo)
-        Field.made[id(new)] = new
+        new.announce()
         return new
+
+    def announce(self) -> None:
+        """Makes a new field known."""
+        Field.made[id(self)] = self
+        if Field.met is not None:
+            Field.met(self)
 
     def grow(self) -> None:
         """Gives the field a gradient: what ``needs_grad=True`` says."""
@@ -285,6 +292,8 @@ class Field(Array):
         was made with ``needs_grad=True``."""
         if self.ungraded is not None:
             raise GradientError(self.ungraded[0], help=self.ungraded[1])
+        if self.needs_grad and not self.is_leaf and not self.retains_grad:
+            return None  # the end of the tape makes it; torch would warn
         found = torch.Tensor.grad.__get__(self)  # type: ignore[attr-defined]
         if found is None and self.needs_grad and self.is_leaf:
             with quietly(), torch.no_grad():
@@ -447,9 +456,9 @@ def field(
     # No view, so that autograd follows what is written to it.
     result: Field = torch.Tensor._make_subclass(Field, made)
     result.element = element
-    Field.made[id(result)] = result
     if needs_grad:
         result.grow()
+    result.announce()
     return result
 
 

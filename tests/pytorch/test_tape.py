@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -57,6 +58,12 @@ def descend():
 def copied(p: torch.Tensor):
     for i in x:
         x[i] = p[i]
+
+
+@ti.kernel
+def two(p: torch.Tensor):
+    for i in x:
+        constant[i] = x[i] * p[i]
 
 
 @pytest.fixture(autouse=True)
@@ -202,3 +209,140 @@ def test_what_is_no_loss_and_what_is_recorded_by_torch() -> None:
     with torch.no_grad():
         copied(p)
     assert x[3] == 1
+
+
+@ti.kernel
+def tripled(a: ti.template(), b: ti.template()):
+    for i in a:
+        a[i] = 3 * b[i]
+
+
+@ti.kernel
+def added(a: ti.template()):
+    for i in a:
+        loss[None] += a[i]
+
+
+def _compiled() -> None:
+    torch.compile(tripled, backend="eager")(constant, x)
+
+
+def _batched() -> None:
+    def sample(one: torch.Tensor) -> torch.Tensor:
+        tripled(constant, x)
+        return one
+
+    torch.vmap(sample)(torch.ones(3))
+
+
+OTHERS = [
+    _compiled,
+    _batched,
+    lambda: tripled.interpret(constant, x),
+    lambda: constant.add_(x),
+    lambda: added(ti.field(ti.f64, shape=5).add_(x)),  # which nobody else holds
+]
+
+
+# What Dynamo asks of tensors that are not leaves.
+asks_for_gradients = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
+
+@asks_for_gradients
+@pytest.mark.parametrize("write", OTHERS)
+def test_a_derivative_through_a_field_without_a_gradient_is_refused(write) -> None:
+    def taped() -> None:
+        with ti.ad.Tape(loss):
+            write()
+            added(x)
+
+    with pytest.raises(GradientError, match=r"a field of shape \(5,\) and weft.f64, made without"):
+        taped()
+    assert constant.is_leaf
+    with ti.ad.Tape(loss):
+        added(x)
+    assert torch.equal(x.grad.to_torch(), torch.ones(5, dtype=torch.float64))
+
+
+def _stored() -> None:
+    y[1] = 3
+
+
+@asks_for_gradients
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda: torch.compile(tripled, backend="eager")(y, x),
+        lambda: tripled.interpret(y, x),
+        lambda: y.mul_(2),
+        _stored,
+    ],
+)
+@pytest.mark.parametrize("before", [False, True])
+def test_the_gradient_of_a_field_that_no_loop_wrote_is_refused(write, before) -> None:
+    with ti.ad.Tape(loss):
+        write()
+        if before:
+            tripled(y, x)
+        added(y)
+    with pytest.raises(GradientError, match="by something else than a loop of a kernel"):
+        _ = y.grad
+    _ = x.grad  # it is known
+
+
+def test_views_of_fields_are_written_as_the_fields_are() -> None:
+    with ti.ad.Tape(loss):
+        tripled(y[1:3], x[1:3])
+        tripled(constant[1:3], x[1:3])
+        added(y)
+        added(constant)
+    assert x.grad.tolist() == [0, 3, 3, 0, 0]
+    assert y.grad.tolist() == [1, 1, 1, 1, 1]
+    assert constant.is_leaf
+
+
+def test_fields_that_are_made_under_a_tape_are_its_own() -> None:
+    with ti.ad.Tape(loss):
+        made = ti.field(ti.f64, shape=5, needs_grad=True)
+        assert made.grad is None  # until the end
+        plain = ti.field(ti.f64, shape=5)
+        tripled(made, x)
+        tripled(plain, x)
+        added(made)
+        added(plain)
+    assert x.grad.tolist() == [3] * 5
+    assert made.grad.tolist() == [1] * 5
+    assert made.is_leaf
+
+
+def _in_a_thread(work):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+def test_a_tape_is_of_its_thread() -> None:
+    other = ti.field(ti.f64, shape=5, needs_grad=True)
+    p = torch.ones(5, dtype=torch.float64, requires_grad=True)
+    with ti.ad.Tape(loss):
+        tripled(y, x)
+        _in_a_thread(lambda: tripled(other, x))
+        _in_a_thread(lambda: tripled(constant, x))
+        assert constant.is_leaf
+        with pytest.raises(GradientError, match="another thread has a tape"):
+            _in_a_thread(lambda: two(p))
+        for begins in (ti.ad.Tape(loss).__enter__, lambda: middle.grad()):
+            with pytest.raises(KernelTypeError, match="another thread has a tape"):
+                _in_a_thread(begins)
+        added(y)
+    assert x.grad.tolist() == [3] * 5
+    assert other.tolist() == (3 * V).tolist()
+    assert other.grad.tolist() == [0] * 5
+    with pytest.raises(KernelTypeError, match="a tape within a tape"), ti.ad.Tape(loss):
+        middle.grad()
+
+    def taped() -> list[float]:
+        with ti.ad.Tape(loss):
+            added(y)
+        return y.grad.tolist()
+
+    assert _in_a_thread(taped) == [1] * 5

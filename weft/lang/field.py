@@ -225,6 +225,7 @@ class Field(Array):
     # Of layers above: a field that lives on a device, and whether WebGPU finds a GPU.
     resident: ClassVar[Callable[[torch.Tensor], Field]]
     drawn: ClassVar[Callable[[], bool]]
+    met: ClassVar[Callable[[Field], None] | None] = None  # who is told of new fields: a tape
 
     @classmethod
     def alive(cls) -> list[Field]:
@@ -233,12 +234,18 @@ class Field(Array):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         new = super().__deepcopy__(memo)
-        Field.made[id(new)] = new
+        new.announce()
         return new
 
     def lay_out(self, shape: tuple[int, ...]) -> None:
         """Has zeros of another shape from now on."""
         self.data = torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def announce(self) -> None:
+        """Makes a new field known."""
+        Field.made[id(self)] = self
+        if Field.met is not None:
+            Field.met(self)
 
     def grow(self) -> None:
         """Gives the field a gradient: what ``needs_grad=True`` says."""
@@ -292,6 +299,8 @@ class Field(Array):
         was made with ``needs_grad=True``."""
         if self.ungraded is not None:
             raise GradientError(self.ungraded[0], help=self.ungraded[1])
+        if self.needs_grad and not self.is_leaf and not self.retains_grad:
+            return None  # the end of the tape makes it; torch would warn
         found = torch.Tensor.grad.__get__(self)  # type: ignore[attr-defined]
         if found is None and self.needs_grad and self.is_leaf:
             with quietly(), torch.no_grad():
@@ -457,9 +466,9 @@ def field(
     stays = Field.defaults.on and made.device.type == "cpu" and device is None
     result: Field = Field.resident(made) if stays else torch.Tensor._make_subclass(Field, made)
     result.element = element
-    Field.made[id(result)] = result
     if needs_grad:
         result.grow()
+    result.announce()
     return result
 
 

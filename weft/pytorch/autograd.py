@@ -24,7 +24,6 @@ from weft.frames import user_frames
 from weft.frontend.specs import Spec
 from weft.ir.core import Op, Value
 from weft.ir.types import MemRefType, compute_type
-from weft.lang.field import Field
 from weft.pytorch import overwriting, tape, workspaces
 from weft.pytorch.batches import (
     expanded,
@@ -391,7 +390,7 @@ def launch(
         k for k in loop.memrefs if values[k].requires_grad and values[k].is_floating_point()
     )
     recording = bool(wanted) and torch.is_grad_enabled()
-    if recording and any(isinstance(values[k], Field) for k in loop.written):
+    if recording and any(tape.field_of(values[k]) is not None for k in loop.written):
         found = tape.recorded(values, loop.written, wanted, loop.function.span)
         recording, values = found is not None, found or values
         tensors = [values[k] for k in loop.memrefs]
@@ -435,10 +434,11 @@ def launch(
             return ()
     applied(_named(loop.function.name))(call, *unwrap_dead_wrappers((*tensors,)))
     call.run = loop.run  # lets go of the tensors, which hold ``call`` by their history
-    if tape.Tape.active is not None:
+    if (active := tape.Tape.active()) is not None:
         for k in loop.written:
-            if isinstance(values[k], Field):
-                tape.Tape.active.wrote(values[k], loop.names[k])
+            field = tape.field_of(values[k])
+            if field is not None:
+                active.wrote(field, loop.names[k])
     return call.held
 
 

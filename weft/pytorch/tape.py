@@ -6,10 +6,16 @@ autograd does the recording. A tape makes each field with a gradient the result 
 that does nothing (``_Begin``), so that kernels may write to it, and takes that back at its end.
 Outside a tape, loops that write to such a field are carried out without a record, as under
 ``no_grad``.
+
+A launch that autograd is told of in plain eager mode asks ``recorded``. What ``torch.compile``, a
+dispatch mode, a transform, ``kernel.interpret`` or torch's own functions write does not: such
+writes are found by the history that fields have then, and refused. A tape is its thread's, and
+there is one at a time, since a field can have one history.
 """
 
 from __future__ import annotations
 
+import threading
 import types
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self
@@ -17,6 +23,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from weft.errors import GradientError, KernelTypeError, Span
+from weft.lang.dtypes import from_torch
 from weft.lang.field import Field
 from weft.runtime.launch import KernelLike
 
@@ -27,6 +34,25 @@ _MANY = (
 _MANY_HELP = (
     "copy what you want the gradient of into the field under the tape, from a field that is not "
     "written there: x[0, i] = start[i], and read start.grad"
+)
+
+
+_OTHER = (
+    "the field was written under the tape by something else than a loop of a kernel that runs as "
+    "it is: which of its values the gradient is for is not known"
+)
+_OTHER_HELP = (
+    "call the kernel that writes to it as it is, not under torch.compile, a mode, a transform or "
+    "kernel.interpret, and write to its elements in a kernel"
+)
+_CONSTANT = (
+    "a field of shape {} and {}, made without a gradient, was written under the tape by something "
+    "else than a loop of a kernel that runs as it is ({}): a derivative would go through it, and "
+    "what is stored into such a field is a constant to a tape"
+)
+_CONSTANT_HELP = (
+    "make it with needs_grad=True; or call the kernel that writes to it as it is, not under "
+    "torch.compile, a mode, a transform or kernel.interpret; or write to it under torch.no_grad()"
 )
 
 
@@ -44,34 +70,6 @@ class _Begin(torch.autograd.Function):
         return *grads, None
 
 
-_Begun = list[tuple[Field, torch.Tensor, torch.Tensor]]
-
-
-def _begun(fields: Sequence[Field]) -> _Begun:
-    """Has what is written from here on to those of ``fields`` with gradients recorded. Gives them,
-    each with the leaf that stands for its values now, and its gradient, which torch would drop."""
-    gradients = [(one, one.grad) for one in fields if one.needs_grad]  # raises before any change
-    for one in fields:
-        if not one.is_leaf:
-            one.detach_()
-    begins: _Begun = []
-    for one, gradient in gradients:
-        one.requires_grad_(False)
-        start = one.detach().requires_grad_()
-        with torch.enable_grad():
-            _Begin.apply(start, one)
-        begins.append((one, start, gradient))
-    return begins
-
-
-def _ended(begins: _Begun) -> None:
-    """Makes leaves of fields again."""
-    for field, _, gradient in begins:
-        field.detach_()
-        field.requires_grad_()
-        field.grad = gradient
-
-
 class Tape:
     """Computes the gradients of ``loss`` with respect to fields, at its end: ``x.grad``.
 
@@ -85,15 +83,27 @@ class Tape:
     ``GradientError`` where a field is read for its gradient that several loops wrote to.
     """
 
-    active: ClassVar[Tape | None] = None
+    _one: ClassVar[threading.Lock] = threading.Lock()  # held while any thread has a tape
+    _now: ClassVar[tuple[int, Tape] | None] = None  # that thread, and its tape
 
     def __init__(
         self, loss: Any, clear_gradients: bool = True, validation: bool = False
     ) -> None:  # fmt: skip
         self.loss, self.clear_gradients = loss, clear_gradients
-        self._begins: _Begun = []
+        # The fields with gradients, each with the leaf that stands for its values at the begin,
+        # and its gradient, which torch would drop.
+        self.begins: list[tuple[Field, torch.Tensor, torch.Tensor]] = []
+        self._made: list[Field] = []  # under the tape; held, since they may have a history
         self._written: dict[int, list[torch.Tensor | None]] = {}  # the gradients of what was left
+        self._last: dict[int, Any] = {}  # the ``grad_fn`` that a field should have
+        self._others: set[int] = set()  # fields that had another
         self._names: dict[int, str] = {}
+
+    @classmethod
+    def active(cls) -> Tape | None:
+        """The tape of this thread."""
+        now = cls._now
+        return now[1] if now is not None and now[0] == threading.get_ident() else None
 
     def __enter__(self) -> Self:
         if (
@@ -110,37 +120,95 @@ class Tape:
                 "the loss of a tape has no gradient",
                 help="write loss = ti.field(ti.f32, shape=(), needs_grad=True)",
             )
-        if Tape.active is not None:
-            raise KernelTypeError("a tape within a tape", help="end the first one before")
-        if self.clear_gradients:
-            clear_all_gradients()
-        fields = Field.alive()
-        with torch.no_grad():
-            torch.Tensor.zero_(self.loss)
-        self._begins = _begun(fields)
-        Tape.active = self
+        self.begin()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None,
         traceback: types.TracebackType | None,
     ) -> None:  # fmt: skip
-        Tape.active = None
         try:
             if kind is None:
+                self.check_constants()
                 torch.autograd.backward(self.loss, torch.ones_like(self.loss))
         finally:
-            _ended(self._begins)
+            self.end()
         if kind is not None:
             return
-        for field, start, _ in self._begins:
+        for field, start, _ in self.begins:
             left = self._written.get(id(field))
             self._add(field, start.grad if left is None else left[-1])
-            if left is not None and len(left) > 1 and field is not self.loss:
+            if field is self.loss:
+                continue
+            if id(field) in self._others:
+                field.ungraded = (_OTHER, _OTHER_HELP)
+            elif left is not None and len(left) > 1:
                 told = _MANY.format(len(left), self._names[id(field)])
                 field.ungraded = (told, _MANY_HELP)
         with torch.no_grad():
             self.loss.grad.fill_(1)
+
+    def begin(self) -> None:
+        """Has what this thread writes to fields with gradients from here on recorded."""
+        if not self._one.acquire(blocking=False):
+            if Tape.active() is not None:
+                raise KernelTypeError("a tape within a tape", help="end the first one before")
+            raise KernelTypeError(
+                "another thread has a tape, and a field has one history",
+                help="let one thread after the other have a tape: hold a threading.Lock",
+            )
+        try:
+            if self.clear_gradients:
+                clear_all_gradients()
+            if self.loss is not None:
+                with torch.no_grad():
+                    torch.Tensor.zero_(self.loss)
+            self._begin(Field.alive())
+        except BaseException:
+            self._one.release()
+            raise
+        Tape._now, Field.met = (threading.get_ident(), self), self._meet
+
+    def end(self) -> None:
+        """Makes leaves of fields again."""
+        Tape._now = Field.met = None
+        try:
+            for field, _, gradient in self.begins:
+                if id(field) in self._last and field.grad_fn is not self._last[id(field)]:
+                    self._others.add(id(field))
+                field.detach_()
+                field.requires_grad_()
+                field.grad = gradient
+        finally:
+            self._one.release()
+
+    def _begin(self, fields: Sequence[Field]) -> None:
+        gradients = [(one, one.grad) for one in fields if one.needs_grad]  # may raise
+        for one in fields:
+            if not one.is_leaf:
+                one.detach_()
+        for one, gradient in gradients:
+            one.requires_grad_(False)
+            start = one.detach().requires_grad_()
+            with torch.enable_grad():
+                _Begin.apply(start, one)
+            self._last[id(one)] = one.grad_fn
+            self.begins.append((one, start, gradient))
+
+    def _meet(self, field: Field) -> None:
+        self._made.append(field)
+        self._begin([field])
+
+    def check_constants(self) -> None:
+        """Raises ``GradientError`` where a field without a gradient has a history."""
+        found = [one for one in Field.alive() if not one.needs_grad and not one.is_leaf]
+        for one in found:
+            history = one.grad_fn
+            one.detach_()
+            if one is found[-1]:
+                kind = str(from_torch(one.dtype))
+                told = _CONSTANT.format(tuple(one.shape), kind, type(history).__name__)
+                raise GradientError(told, help=_CONSTANT_HELP)
 
     @staticmethod
     def _add(field: Field, gradient: torch.Tensor | None) -> None:
@@ -148,8 +216,14 @@ class Tape:
             with torch.no_grad():
                 field.grad.add_(gradient)
 
+    def writes(self, field: Field) -> None:
+        """Notes that a loop is about to write to ``field``, which has a history."""
+        if field.grad_fn is not self._last.get(id(field)):
+            self._others.add(id(field))
+
     def wrote(self, field: Field, name: str) -> None:
-        """Notes that a loop wrote to ``field``, which has a history and is called ``name``."""
+        """Notes that it did. ``name``: what the loop calls it."""
+        self._last[id(field)] = field.grad_fn
         self._names[id(field)] = name
         left = self._written.setdefault(id(field), [])
         position = len(left)
@@ -159,8 +233,7 @@ class Tape:
             before = left[position]
             left[position] = gradient if before is None else before + gradient
 
-        if field.requires_grad:
-            torch.Tensor.register_hook(field, keep)
+        torch.Tensor.register_hook(field, keep)
 
 
 def clear_all_gradients() -> None:
@@ -174,26 +247,39 @@ def clear_all_gradients() -> None:
                     found.zero_()
 
 
+def field_of(value: torch.Tensor) -> Field | None:
+    """The field that a tensor is, or is a view of."""
+    base = value._base if value._is_view() else value
+    return base if isinstance(base, Field) else None
+
+
 def recorded(
     values: Sequence[Any], written: Iterable[int], needing: Iterable[int], span: Span | None
 ) -> list[Any] | None:
     """What a loop is to be recorded with: ``values``, in which fields without a gradient are
     constants; None where it is not recorded. ``written``, ``needing``: the positions of what the
     loop writes to and of what requires a gradient."""
-    fields = [k for k in written if isinstance(values[k], Field)]
-    if Tape.active is not None:
+    fields = {k: one for k in written if (one := field_of(values[k])) is not None}
+    if (active := Tape.active()) is not None:
         found = [*values]
-        for k in fields:
-            if not values[k].needs_grad:
+        for k, field in fields.items():
+            if field.needs_grad:
+                active.writes(field)
+            else:
                 found[k] = values[k].detach()
         return found
-    leaves = [k for k in fields if values[k].requires_grad and values[k].is_leaf]
-    if not leaves:
+    read = {k: field_of(values[k]) for k in needing}
+    leaf = any(field.requires_grad and field.is_leaf for field in fields.values())
+    # Another thread's tape has given it a history that is not this thread's.
+    taped = any(one is not None and one.needs_grad and not one.is_leaf for one in read.values())
+    if not leaf and not taped:
         return [*values]
-    if all(isinstance(values[k], Field) for k in needing):
+    if None not in read.values():
         return None
     raise GradientError(
-        "the loop writes to a field with a gradient, and reads a tensor with one", span,
+        "the loop writes to a field with a gradient, and reads a tensor with one" if leaf else
+        "the loop writes to a field and reads a tensor with a gradient, and another thread has a "
+        "tape of the fields", span,
         help="call the kernel under torch.no_grad(), or under weft.ad.Tape(loss)",
     )  # fmt: skip
 
@@ -202,24 +288,24 @@ def transposed(kernel: KernelLike, args: tuple[Any, ...], kwargs: dict[str, Any]
     """``kernel.grad(...)`` of Taichi: the gradients of the fields that a call writes to are carried
     over to those that it reads. The values of the fields are as they were before. A field that is
     written has the gradient with respect to its values before the call then (0 where the call
-    overwrites them)."""
+    overwrites them). Raises ``KernelTypeError`` under a tape."""
+    tape = Tape(None, clear_gradients=False)
+    tape.begin()
     fields = Field.alive()
     with torch.no_grad():
         before = [f.as_subclass(torch.Tensor).clone() for f in fields]
-    begins = _begun(fields)
-    starts = [start for _, start, _ in begins]
-    active, Tape.active = Tape.active, Tape(None)
     try:
         kernel(*args, **kwargs)
+        tape.check_constants()
         found: Sequence[Any] = torch.autograd.grad(
-            [f for f, _, _ in begins], starts, [g.clone() for _, _, g in begins], allow_unused=True
-        )
+            [f for f, _, _ in tape.begins], [start for _, start, _ in tape.begins],
+            [g.clone() for _, _, g in tape.begins], allow_unused=True,
+        )  # fmt: skip
     finally:
-        Tape.active = active
-        _ended(begins)
+        tape.end()
         with torch.no_grad():
             for field, values in zip(fields, before, strict=True):
                 field.copy_(values)
     with torch.no_grad():
-        for (field, _, _), gradient in zip(begins, list[Any](found), strict=True):
+        for (field, _, _), gradient in zip(tape.begins, list[Any](found), strict=True):
             field.grad.copy_(torch.zeros(()) if gradient is None else gradient)

@@ -18,6 +18,8 @@ import torch
 
 from weft.errors import GradientError, KernelTypeError, Span
 from weft.lang.field import Field
+from weft.pytorch.forward_fields import FwdMode as FwdMode  # one of Taichi's names beside these
+from weft.pytorch.forward_level import is_open
 from weft.runtime.launch import KernelLike
 
 _MANY = (
@@ -50,6 +52,10 @@ _Begun = list[tuple[Field, torch.Tensor, torch.Tensor]]
 def _begun(fields: Sequence[Field]) -> _Begun:
     """Has what is written from here on to those of ``fields`` with gradients recorded. Gives them,
     each with the leaf that stands for its values now, and its gradient, which torch would drop."""
+    if is_open():
+        raise KernelTypeError(
+            "a gradient of fields within forward mode", help="end the forward mode before"
+        )
     gradients = [(one, one.grad) for one in fields if one.needs_grad]  # raises before any change
     for one in fields:
         if not one.is_leaf:

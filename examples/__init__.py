@@ -11,6 +11,7 @@
 | ``grid_sample`` | subscripts that depend on data |
 | ``bilateral`` | a filter on a photograph, whose widths are learnt |
 | ``spring`` | masses and springs, found from their swings through a thousand time steps |
+| ``taichi.dam_break`` and others | whole programs in Taichi's vocabulary |
 
 ``photograph`` and ``beside`` are what these have in common.
 """

@@ -5,6 +5,7 @@ ships for its own examples, so that nothing has to be downloaded or kept in this
 """
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib.cbook
 import numpy as np
@@ -21,11 +22,11 @@ def photograph() -> torch.Tensor:
         return torch.from_numpy(np.array(image.convert("RGB")))
 
 
-def save_png(image: torch.Tensor, name: str) -> Path:
+def save_png(image: torch.Tensor | np.ndarray[Any, Any], name: str) -> Path:
     """Write ``image`` (uint8, shape (height, width, 3)) to ``out/<name>`` and return the path."""
     OUT.mkdir(exist_ok=True)
     path = OUT / name
-    Image.fromarray(image.numpy()).save(path)
+    Image.fromarray(np.asarray(image)).save(path)
     return path
 
 

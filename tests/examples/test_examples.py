@@ -11,8 +11,9 @@ import examples
 from examples import brick_wall, causal_conv, demo, gallery, life_of_a_kernel, photograph
 
 MODULES = sorted(module.name for module in pkgutil.iter_modules(examples.__path__))
-# What examples have in common, and what needs packages that need not be there.
-NOT_RUN = {"photograph", "beside", "triton_kernels", "numba_kernels"}
+# What examples have in common, a package of them (``test_taichi.py``), and what needs packages that
+# need not be there.
+NOT_RUN = {"photograph", "beside", "taichi", "triton_kernels", "numba_kernels"}
 
 
 @pytest.fixture

@@ -128,6 +128,33 @@ def test_methods_reach_the_tensors_of_their_object() -> None:
     assert first.y.tolist() == [1.0, 1.5, 2.0, 2.5]
 
 
+class Twice:
+    """Its loop and a method that the loop calls have the same tensor."""
+
+    def __init__(self, value: float) -> None:
+        self.u = torch.full((4, 3), value, dtype=torch.float64)
+
+    def at(self, t, i):
+        return self.u[t, i] * self.u[t, i]
+
+    @weft.kernel
+    def step(self, t: int):
+        for i in range(3):
+            self.u[t + 1, i] = self.at(t, i)
+
+
+def test_what_a_method_reaches_and_the_loop_has_is_one_argument() -> None:
+    for value in (2.0, 3.0, 2.0):
+        made = Twice(value)
+        start = torch.full((4, 3), value, dtype=torch.float64, requires_grad=True)
+        made.u = start.clone()
+        for t in range(3):
+            made.step(t)
+        made.u[3].sum().backward()
+        assert torch.equal(made.u[3], start[0].detach() ** 8)
+        assert torch.equal(start.grad[0], 8 * start[0].detach() ** 7)
+
+
 def test_tensors_in_a_dict() -> None:
     @weft.kernel
     def f(parameters, out):

@@ -373,3 +373,69 @@ def test_a_dict_is_gone_over_by_its_keys() -> None:
     kernel.function(x, out[0])
     kernel(x, out[1])
     assert out[0].tolist() == out[1].tolist()
+
+
+Counted = ti.types.struct(total=ti.f64, count=ti.i32, last=ti.types.vector(2, ti.f64))
+
+
+@ti.func
+def count(to: ti.template(), x):
+    if x > 0.25:
+        to.total += x
+        to.count += 1
+        to.last[0] = x
+        to.last.y -= 1.0
+
+
+@ti.func
+def count_twice(to: ti.template(), x):
+    for _ in range(2):
+        count(to, x)
+
+
+@ti.func
+def count_both(a: ti.template(), b: ti.template()):
+    a.count += 1
+    b.count += 2
+
+
+def test_a_template_parameter_is_the_callers_struct() -> None:
+    @ti.kernel
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(x.shape[0], 4, dtype=torch.float64)
+        for i in range(x.shape[0]):
+            found = Counted(total=x[i])
+            t = 0
+            while t < 3:
+                count_twice(found, x[i] * t)
+                t += 1
+            out[i, 0] = found.total
+            out[i, 1] = found.count
+            out[i, 2] = found.last.x
+            out[i, 3] = found.last[1]
+        return out
+
+    x = torch.rand(17, dtype=torch.float64, requires_grad=True)
+    made = counted(x)
+    assert torch.equal(made, counted.interpret(x))
+    (gradient,) = torch.autograd.grad(made[:, 0].sum(), x)
+    d = x.detach()
+    assert torch.equal(gradient, 1 + 2.0 * (d > 0.25) + 4.0 * (2 * d > 0.25))
+
+    field = Counted.field(shape=3)
+
+    @ti.kernel
+    def in_a_field():
+        for i in range(3):
+            count(field[i], 1.0)
+
+    @ti.kernel
+    def one_for_both():
+        for _ in range(3):
+            found = Counted()
+            count_both(found, found)
+
+    with pytest.raises(ti.KernelTypeError, match="`to` is what the function was called with"):
+        in_a_field()
+    with pytest.raises(ti.KernelTypeError, match="two template"):
+        one_for_both()

@@ -1,6 +1,8 @@
 """Fields: how they are made, copied and filled."""
 
 import copy
+import operator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,3 +70,31 @@ def test_vectors_of_another_size_are_refused():
         )
     with pytest.raises(KernelTypeError, match=r"^an element of this field has 1 number, and it "):
         weft.field(weft.f32, shape=3).fill([1, 2, 3])
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+@pytest.mark.parametrize("kind", [weft.f32, weft.f64])
+def test_an_element_beside_numpy_is_a_number(kind: Any, needs_grad: bool) -> None:
+    x = weft.field(kind, shape=2, needs_grad=needs_grad)
+    x[0] = 2.5
+    for dtype in (np.float32, np.float64, np.int64):
+        array = np.arange(1, 4, dtype=dtype)
+        for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "ge", "ne"):
+            operation = getattr(operator, name)
+            for found, expected in (
+                (operation(array, x[0]), operation(array, 2.5)),
+                (operation(x[0], array), operation(2.5, array)),
+            ):
+                assert type(found) is np.ndarray
+                assert found.dtype == expected.dtype
+                assert (found == expected).all()
+    total = whole = np.ones(3)
+    total += x[0]  # in place
+    total *= x[0] * np.power(np.arange(3), x[0])
+    assert total is whole
+    assert (whole == 3.5 * 2.5 * np.arange(3) ** 2.5).all()
+    assert np.add.outer([1.0, 2.0], x[0]).tolist() == [3.5, 4.5]
+    assert (float(x[0]), int(x[0]), complex(x[0])) == (2.5, 2, 2.5)
+    for single in (np.sqrt(x[0]), np.float32(1) + x[0], x[0] + np.float64(1), np.float64(1) < x[0]):
+        assert isinstance(single, torch.Tensor)  # beside a number it is what it is in a kernel
+    assert (np.float64(1) * x[0]).dtype == kind.torch

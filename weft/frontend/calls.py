@@ -70,7 +70,7 @@ from weft.frontend.kinds import (
     describe,
     is_complex,
 )
-from weft.frontend.names import KNOWN_MODULES
+from weft.frontend.names import KNOWN_MODULES, dotted
 from weft.frontend.scope import Guard
 from weft.lang import function_table, names
 from weft.lang.dtypes import ComplexType, DType, as_dtype, complex_type
@@ -194,6 +194,16 @@ def _held(made: Static, name: str, place: int | str) -> Static:
 _NO_OBJECTS = (type, types.FunctionType, types.MethodType, torch.nn.Module)
 
 
+def _owner(cx: Lowering, function: ast.expr, method: types.MethodType) -> Static:
+    """The object whose method is called, known by where it was found: its tensors are arguments
+    that the loop may have already."""
+    if isinstance(function, ast.Attribute) and dotted(function):
+        found = cx.expression(function.value)
+        if type(found) is Static and found.value is method.__self__:
+            return found
+    return Static(method.__self__)
+
+
 def _inlined(
     cx: Lowering, node: ast.Call, function: Static, span: Span, receiver: Sequence[Operand] = ()
 ) -> Operand:
@@ -230,7 +240,7 @@ def _inlined(
         receiver = [Static(target, function.key, function.read), *receiver]
         target = inspect.getattr_static(type(target), "__call__")
     if isinstance(target, types.MethodType):
-        receiver = [Static(target.__self__), *receiver]
+        receiver = [_owner(cx, node.func, target), *receiver]
         target = target.__func__
     while adds_nothing(target):
         wrapped = inspect.getattr_static(target, "__wrapped__")

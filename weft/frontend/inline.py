@@ -57,7 +57,10 @@ def inline(
     body = desugar_function(source.tree.body, valued=node is not cx.discarded)
     cx.frame = Frame(source, (*outer.path, site))
     cx.frame.counts, cx.frame.stored = assigned(body), stored_into(source.tree)
-    cx.frame.given = frozenset(arguments)
+    own = {
+        n for n, hint in hints.items() if is_template(hint) and isinstance(places.get(n), ast.Name)
+    }
+    cx.frame.given = frozenset(arguments) - own
     cx.frame.counts[RETURN_VALUE] = len(returns(source.tree.body))  # its end, if reached, is none
     try:
         for name, operand in arguments.items():
@@ -82,6 +85,11 @@ def inline(
     for name in _references(source.tree, hints, arguments):
         if name in places and not isinstance(after[name], Unbound):
             target = _target(cx, source.name, name, places[name], arguments[name], span)
+            if any(ast.unparse(t) == ast.unparse(target) for t in targets):
+                raise KernelTypeError(
+                    f"`{source.name}` assigns to two template()s, and both are "
+                    f"`{ast.unparse(target)}`", span, help="pass a copy for one of them",
+                )  # fmt: skip
             cx.bind(target, after[name], span)
             targets.append(target)
     _note(cx, node, targets)
@@ -134,7 +142,7 @@ def _references(
     if names:
         called: set[str] = set().union(*(getattr(n, REFERENCES, ()) for n in ast.walk(tree)))
         found |= {name: True for name in names if name in called}
-    return [n for n, bound in found.items() if bound or isinstance(arguments.get(n), Vec)]
+    return [n for n, bound in found.items() if bound or isinstance(arguments.get(n), Vec | Tup)]
 
 
 def _converted(cx: Lowering, x: Operand, annotation: Any, span: Span) -> Operand:

@@ -20,8 +20,8 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
      "get_kernel_profiler_total_time set_kernel_profiler_metrics set_kernel_profiler_toolkit "
      "collect_kernel_profiler_metrics get_predefined_cupti_metrics CuptiMetric",
      "profiler of this name", "use weft.profile(...) or torch.profiler (docs/profiling.md)"),
-    ("FwdMode AutodiffMode SNodeGradType grad_replaced grad_for no_grad",
-     "derivatives of that kind", "use torch.func.jvp, or a torch.autograd.Function"),
+    ("AutodiffMode SNodeGradType grad_replaced grad_for no_grad",
+     "derivatives of that kind", "use weft.ad.FwdMode, or a torch.autograd.Function"),
     ("aot graph GraphBuilder Graph Module DeviceCapability experimental",
      "such graphs and modules", "export the kernel (docs/shipping.md), or capture a CUDA graph"),
     ("GUI ui imread imwrite imresize imshow imdisplay rgb_to_hex hex_to_rgb VideoManager",

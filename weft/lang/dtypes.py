@@ -46,6 +46,25 @@ class Scalar(torch.Tensor):
         with quietly():
             return self.detach().numpy().__array__(*args, **kwargs)
 
+    def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **named: Any) -> Any:
+        """Beside arrays of NumPy's, a plain number of Python's, as in Taichi. With a NumPy number
+        an operator is torch's, of which NumPy's number is a weak operand; what else NumPy computes
+        of single numbers is one of these."""
+        if any(map(np.ndim, inputs)) or method != "__call__" or named.get("out") is not None:
+            plain = (v.item() if isinstance(v, Scalar) else v for v in inputs)
+            return getattr(function, method)(*plain, **named)
+        reflected = _REFLECTED.get(function)
+        if reflected is not None and not isinstance(inputs[0], Scalar):
+            found = getattr(self, reflected)(inputs[0])
+            if found is not NotImplemented:
+                return found
+        plain = (np.asarray(v)[()] if isinstance(v, Scalar) else v for v in inputs)
+        with quietly():
+            found = function(*plain, **named)
+            made = map(torch.as_tensor, found if isinstance(found, tuple) else (found,))
+            values = tuple(v.as_subclass(Scalar) for v in made)
+        return values if isinstance(found, tuple) else values[0]
+
     @classmethod
     def __torch_function__(
         cls,
@@ -72,6 +91,15 @@ class Scalar(torch.Tensor):
     def __rdivmod__(self, other: Any) -> Any:
         return other // self, other % self
 
+    def __float__(self) -> float:
+        return float(self.item())  # torch's own warns where there is a gradient
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
     def __round__(self, digits: int | None = None) -> Any:
         return round(self.item(), digits)
 
@@ -93,6 +121,17 @@ class Scalar(torch.Tensor):
         with quietly():
             texts = (t for t in texts if torch.tensor(float(t), dtype=self.dtype).item() == value)
             return repr(float(next(texts, repr(value))))
+
+
+# The method of the right operand by NumPy's function, which its numbers call for an operator.
+_REFLECTED = {
+    np.add: "__radd__", np.subtract: "__rsub__", np.multiply: "__rmul__",
+    np.true_divide: "__rtruediv__", np.floor_divide: "__rfloordiv__", np.remainder: "__rmod__",
+    np.power: "__rpow__", np.less: "__gt__", np.less_equal: "__ge__", np.greater: "__lt__",
+    np.greater_equal: "__le__", np.equal: "__eq__", np.not_equal: "__ne__",
+    np.bitwise_and: "__rand__", np.bitwise_or: "__ror__", np.bitwise_xor: "__rxor__",
+    np.left_shift: "__rlshift__", np.right_shift: "__rrshift__",
+}  # fmt: skip
 
 
 def _augmented(name: str) -> Callable[[Scalar, Any], Any]:

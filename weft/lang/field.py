@@ -6,6 +6,7 @@ it is a value, and so it is on the arrays of this module.
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import itertools
 import operator
@@ -16,6 +17,7 @@ from typing import Any, ClassVar, SupportsIndex
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 
 from weft.errors import GradientError, KernelIndexError, KernelTypeError, KernelValueError
 from weft.lang.dtypes import (
@@ -221,6 +223,8 @@ class Field(Array):
     defaults: ClassVar[Defaults] = Defaults()  # as ``weft.init`` says
     needs_grad = False  # whether it was made with a gradient, which is 0 at first
     ungraded: tuple[str, str] | None = None  # why its gradient is not known, and a way out
+    needs_dual = False  # whether it was made with a tangent, which is 0 at first
+    tangent: Field | None = None  # outside of forward mode
     made: ClassVar[weakref.WeakValueDictionary[int, Field]] = weakref.WeakValueDictionary()
     # Of layers above: a field that lives on a device, and whether WebGPU finds a GPU.
     resident: ClassVar[Callable[[torch.Tensor], Field]]
@@ -234,6 +238,7 @@ class Field(Array):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         new = super().__deepcopy__(memo)
+        new.tangent = copy.deepcopy(self.tangent, memo)
         new.announce()
         return new
 
@@ -306,17 +311,40 @@ class Field(Array):
             with quietly(), torch.no_grad():
                 found = torch.zeros_like(self.as_subclass(torch.Tensor))
             torch.Tensor.grad.__set__(self, found)  # type: ignore[attr-defined]
-        if found is None or isinstance(found, Field):
-            return found
-        with quietly():
-            made = found.as_subclass(Field)
-        made.element = self.element
-        return made
+        return found if found is None or isinstance(found, Field) else self._like(found)
 
     def _set_gradient(self, value: torch.Tensor | None) -> None:
         torch.Tensor.grad.__set__(self, value)  # type: ignore[attr-defined]
 
     grad: Any = property(_gradient, _set_gradient)
+
+    @property
+    def dual(self) -> Any:
+        """The derivative that ``weft.ad.FwdMode`` computes, with this field's subscripts; zeros
+        before. None where the field was made without ``needs_dual=True``."""
+        if not self.needs_dual:
+            return None
+        if forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
+            with quietly():
+                now = forward_ad.unpack_dual(self.as_subclass(torch.Tensor)).tangent
+            if now is not None:
+                return self._like(now)
+        if self.tangent is None or self.tangent.shape != self.shape:  # it has been placed since
+            with quietly(), torch.no_grad():
+                self.tangent = self._like(torch.zeros_like(self.as_subclass(torch.Tensor)))
+        return self.tangent
+
+    def without_history(self) -> Field:
+        """The same memory, of which torch knows neither a gradient nor a tangent."""
+        made = torch.Tensor._make_subclass(Field, self.data)  # no view
+        made.element = self.element
+        return made
+
+    def _like(self, values: torch.Tensor) -> Field:
+        with quietly():
+            made = values.as_subclass(Field)
+        made.element = self.element
+        return made
 
     def fill(self, value: Any) -> None:
         """Sets every element to ``value``: a number, or a vector where elements are vectors."""
@@ -428,6 +456,7 @@ def field(
     *,
     offset: int | Sequence[int] | None = None,
     needs_grad: bool = False,
+    needs_dual: bool = False,
     device: Any = None,
     dt: Any = None,
     element: Any = None,
@@ -440,7 +469,8 @@ def field(
     ``dtype`` (or ``dt``) is a weft or torch dtype, or ``float``/``int`` for ``weft.init``'s
     defaults, or a vector or matrix type. ``offset``: the first subscript along each dimension.
     ``element`` is a vector or matrix type, whose dimensions come last. ``needs_grad`` is
-    ``requires_grad_()``, with a gradient of zeros at first. The device is that of ``weft.init``, or
+    ``requires_grad_()``, with a gradient of zeros at first; ``needs_dual`` gives it a ``dual``, for
+    ``weft.ad.FwdMode``. The device is that of ``weft.init``, or
     ``device``. ``name``, and Taichi's ``order`` and ``layout`` of elements in memory, are unused. A
     field of no dimensions may be given some by ``weft.root.dense(...).place(field)``.
     """
@@ -468,6 +498,9 @@ def field(
     result.element = element
     if needs_grad:
         result.grow()
+    if needs_dual and not made.is_floating_point():
+        raise KernelTypeError(f"a field of {kind!r} has no dual", help="make one of weft.f32")
+    result.needs_dual = needs_dual
     result.announce()
     return result
 

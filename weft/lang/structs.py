@@ -73,14 +73,17 @@ class StructType:
         return Struct._made(values, self)
 
     def field(
-        self, shape: Any = (), *, needs_grad: bool = False, device: Any = None
-    ) -> StructField:
+        self, shape: Any = (), *, needs_grad: bool = False, needs_dual: bool = False,
+        device: Any = None,
+    ) -> StructField:  # fmt: skip
         """A field of such structs: one of zeros for each member."""
         made: dict[str, Any] = {}
         for name, kind in self.members.items():
             options: dict[str, Any] = {"device": device}
             if isinstance(kind, StructType):
-                made[name] = kind.field(shape, needs_grad=needs_grad, **options)
+                made[name] = kind.field(
+                    shape, needs_grad=needs_grad, needs_dual=needs_dual, **options
+                )
                 continue
             if isinstance(kind, VectorType | MatrixType):
                 options["element"] = kind
@@ -91,7 +94,9 @@ class StructType:
                     help="fields have members of dtypes, vectors and structs",
                 )
             whole = isinstance(kind, DType) and kind.kind != "float"
-            made[name] = field(kind, shape, needs_grad=needs_grad and not whole, **options)
+            options |= {"needs_grad": needs_grad and not whole,
+                        "needs_dual": needs_dual and not whole}  # fmt: skip
+            made[name] = field(kind, shape, **options)
         return StructField(made, self)
 
 

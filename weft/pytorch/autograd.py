@@ -35,6 +35,7 @@ from weft.pytorch.batches import (
     wrapped,
 )
 from weft.pytorch.dynamo import untraced, with_zeros
+from weft.pytorch.forward_fields import constants
 from weft.pytorch.forward_level import is_dual, tangent_of, within_level
 from weft.pytorch.forward_mode import Along
 from weft.pytorch.loop import NEVER, Loop, Make, Reversed
@@ -554,7 +555,7 @@ def with_tangents(launcher: Launcher, plain: Callable[..., Any], *args: Any) -> 
 
     def call(given: tuple[Any, ...]) -> Any:
         if any(map(is_dual, given)):
-            return differentiate(launcher, given)
+            return differentiate(launcher, constants(given))
         return plain(*given)
 
     return extended(launcher, args, call)

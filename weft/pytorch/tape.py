@@ -25,6 +25,8 @@ import torch
 from weft.errors import GradientError, KernelTypeError, Span
 from weft.lang.dtypes import from_torch
 from weft.lang.field import Field
+from weft.pytorch.forward_fields import FwdMode as FwdMode  # one of Taichi's names beside these
+from weft.pytorch.forward_level import is_open
 from weft.runtime.launch import KernelLike
 
 _MANY = (
@@ -150,6 +152,10 @@ class Tape:
 
     def begin(self) -> None:
         """Has what this thread writes to fields with gradients from here on recorded."""
+        if is_open():
+            raise KernelTypeError(
+                "a gradient of fields within forward mode", help="end the forward mode before"
+            )
         if not self._one.acquire(blocking=False):
             if Tape.active() is not None:
                 raise KernelTypeError("a tape within a tape", help="end the first one before")

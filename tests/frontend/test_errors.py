@@ -561,10 +561,6 @@ def copied(x, out):
             weft.KernelTypeError, lambda: (x.to_sparse(), x), "`x` is a sparse_coo tensor",
             "kernels take dense tensors: pass x.to_dense(), or its values and indices",
         ),
-        (
-            weft.KernelTypeError, lambda: ([x], x), "`x` is a list that holds tensors",
-            "give each tensor a name in the host part (`a, b = pair`) and use that",
-        ),
     ],
 )  # fmt: skip
 def test_tensors_that_a_kernel_cannot_take(error, args, message: str, help: str) -> None:

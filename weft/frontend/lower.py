@@ -21,7 +21,9 @@ from weft.frontend import (
     complexes,
     draws,
     expressions,
+    growing,
     loops,
+    members,
     reductions,
     refused,
     rows,
@@ -125,6 +127,9 @@ def _run(cx: Lowering) -> Lowered:
         if isinstance(operand, Static):
             operand.key = cx.key(cx.region.args[k])
             operand.read = lambda args, k=k: args[k]
+    for name, form, names in cx.region.collections:
+        given = iter([cx.frame.arguments[member] for member in names])
+        cx.frame.arguments[name] = members.whole(form, given)
     cx.operands = dict(cx.frame.arguments)
     _device_attributes(cx)
     results = _parallel(cx, node, function)
@@ -179,7 +184,7 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
     b, names = cx.builder, list(cx.region.results)
     ordered = is_once(node)
     body, combiners = _body(cx, node, names)
-    cx.frame.stored = stored_into(node)
+    cx.frame.stored, cx.frame.grown = stored_into(node), growing.grown(node)
     cx.frame.counts = assigned(
         [*body, ast.copy_location(ast.For(node.target, node.iter, [], []), node)]
     )

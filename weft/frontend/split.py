@@ -18,6 +18,7 @@ from typing import Any
 from weft.errors import KernelNameError, KernelSyntaxError, KernelValueError
 from weft.frontend import host
 from weft.frontend.hints import HOST_LOOPS, KEPT, is_once, with_lists
+from weft.frontend.members import Form, leaf_names, leaves
 from weft.frontend.mutation import mutated
 from weft.frontend.names import (
     MISSING,
@@ -48,6 +49,9 @@ SELF_EVIDENT = ("shape", "ndim", "dtype")
 # What a `return` gives: None, one item, or a tuple of items. An item is the name of the parameter
 # that it is, or "" for a value that the kernel made.
 Returned = str | tuple[str, ...] | None
+
+# How arguments come apart: the places of complex ones, or the forms of collections.
+Parts = frozenset[int] | tuple[Form | None, ...]
 
 
 @frozen
@@ -97,9 +101,50 @@ class Region:
     stored: tuple[int, ...] = ()
     varying: set[Any] = field(default_factory=set)  # captured numbers (places) that are passed
     pinned: set[Any] = field(default_factory=set)  # those that have to stay constants
+    # The collections whose members are arguments: their names, forms, and members' names.
+    collections: list[tuple[str, Form, tuple[str, ...]]] = field(default_factory=list)
 
-    def of_pairs(self, which: frozenset[int]) -> Region:
-        """This loop where the arguments ``which`` are pairs of floats."""
+    def members_of(self, args: Sequence[Any], forms: Sequence[Form | None]) -> tuple[Any, ...]:
+        """What the loop ``of_parts(forms)`` is given for ``args``."""
+        kept = self._passed(forms)
+        given = zip(args, forms, strict=False)
+        return tuple(v for k, (x, form) in enumerate(given) if k in kept for v in leaves(x, form))
+
+    def of_parts(self, key: Parts) -> Region:
+        """This loop where the arguments at these places are pairs of floats, or where collections
+        of these forms are passed as their members."""
+        return self._of_pairs(key) if isinstance(key, frozenset) else self._of_members(key)
+
+    def _of_members(self, forms: Sequence[Form | None]) -> Region:
+        known = {arg.name for arg in self.args}
+        hidden = any(name.partition(".")[0] not in known for name in stored_into(self.node))
+        args: list[RegionArg] = []
+        stored: list[int] = []
+        collections: list[tuple[str, Form, tuple[str, ...]]] = []
+        for k in sorted(self._passed(forms)):
+            arg, form, first = self.args[k], forms[k], len(args)
+            names = tuple(leaf_names(arg.name, form))
+            if form is not None:
+                collections.append((arg.name, form, names))
+                one = arg.parameter is not None and arg.parameter.is_variadic
+                arg = replace(arg, parameter=arg.parameter if one else None)
+            args += [replace(arg, name=name) for name in names]
+            if k in self.stored or (form and hidden):  # by a name that the loop gives a member
+                stored += range(first, len(args))
+        return replace(
+            self, args=args, stored=tuple(stored), varying=set(), pinned=set(),
+            collections=collections,
+        )  # fmt: skip
+
+    def _passed(self, forms: Sequence[Form | None]) -> set[int]:
+        """The places of the arguments that are passed to the loop of members: members of others are
+        not passed twice, and what functions reach is found again, as it is read by places."""
+        held = {arg.name: form for arg, form in zip(self.args, forms, strict=True) if form}
+        found = (arg.read is not None and arg.key != KEY for arg in self.args)
+        return {k for k, (arg, again) in enumerate(zip(self.args, found, strict=True))
+                if not (again or _is_member(arg.name, held))}  # fmt: skip
+
+    def _of_pairs(self, which: frozenset[int]) -> Region:
         return replace(
             self, args=[replace(arg, pair=k in which) for k, arg in enumerate(self.args)]
         )
@@ -409,6 +454,16 @@ class _ReadsAfter:
                 f"accumulate into a value from before the loop (`{name} += ...`; of a place, after "
                 f"the loop that finds the value there: `{name} = min({name}, i)`)",
             )  # fmt: skip
+
+
+def _is_member(name: str, held: dict[str, Form]) -> bool:
+    """Whether a dotted argument is a member of a collection that is passed as its members, or what
+    is known of that."""
+    root, _, rest = name.rpartition(".")
+    if rest in SELF_EVIDENT and root not in held:
+        root, _, rest = root.rpartition(".")
+    form = held.get(root)
+    return form is not None and form.kind is not dict and rest in form.names
 
 
 def computed_step(node: ast.For) -> ast.expr | None:

@@ -12,6 +12,7 @@ import torch
 
 from weft.errors import KernelTypeError, KernelValueError
 from weft.frontend.kinds import FLOATS, passed_range
+from weft.frontend.members import Form, form_of
 from weft.frontend.parameters import Parameter, element_shape, is_clamped
 from weft.frontend.specs import TENSOR_DTYPES, ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec
 from weft.frontend.split import Region, RegionArg
@@ -27,12 +28,22 @@ _DISPATCH = "__torch_dispatch__"  # by its name: torch's annotation of it cannot
 _SCALARS = ("float", "int", "bool")
 COMPLEX = frozenset([torch.complex64, torch.complex128])
 _COMPLEX_NUMBERS = (complex, np.complexfloating)
+_PLAIN = (torch.Tensor, int, float, str, type(None))
 _SYMBOLIC = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
 
 
-def are_complex(region: Region, args: Sequence[Any]) -> bool:
-    """Whether ``region`` takes some of these arguments as pairs."""
-    return any(map(is_pair, region.args, args))
+def come_apart(region: Region, args: Sequence[Any]) -> bool:
+    """Whether ``region`` takes some of these arguments as pairs, or as their members."""
+    return any(map(is_pair, region.args, args)) or any(forms_of(region, args))
+
+
+def forms_of(region: Region, args: Sequence[Any]) -> list[Form | None]:
+    """The form of each argument that is passed as its members: a collection of tensors. (What is
+    captured is a constant, whose tensors are reached.)"""
+    given = zip(region.args, args, strict=False)
+    forms = [None if arg.captured or isinstance(value, _PLAIN) else form_of(value)
+             for arg, value in given]  # fmt: skip
+    return [*forms, *(None for _ in region.args[len(forms) :])]
 
 
 def is_pair(arg: RegionArg, value: Any) -> bool:
@@ -58,20 +69,13 @@ def spec_of(arg: RegionArg, value: Any, span: Span | None = None) -> Spec:
         if arg.pair:
             spec = replace(spec, pair=True)
         return replace(spec, shape=tuple(value.shape)) if arg.template else spec
-    kept = "." in arg.name and isinstance(value, tuple | list) and _holds_tensors(value)
-    if arg.captured or arg.template or kept:  # kept: self.xs, the tensors of an object
+    if arg.captured or arg.template:
         return _constant(arg.name, value, span)
     if arg.parameter is not None and arg.parameter.kind:
         check_argument(arg.parameter, value, span)
         if arg.parameter.kind in _SCALARS and value is not None:
             return ScalarSpec(arg.parameter.kind, arg.parameter.dtype)
     return value_spec(arg.name, value, span)
-
-
-def _holds_tensors(value: Any) -> bool:
-    if isinstance(value, tuple | list) and not hasattr(value, "entries"):
-        return any(map(_holds_tensors, value))
-    return isinstance(value, torch.Tensor)
 
 
 def check_argument(parameter: Parameter, value: Any, span: Span | None = None) -> None:

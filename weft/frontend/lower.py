@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
@@ -50,6 +50,7 @@ from weft.frontend.kinds import (
     Tensor,
     Tup,
     Varying,
+    Vec,
     VecKind,
     describe,
     dtype_of,
@@ -129,7 +130,10 @@ def _run(cx: Lowering) -> Lowered:
             operand.read = lambda args, k=k: args[k]
     for name, form, names in cx.region.collections:
         given = iter([cx.frame.arguments[member] for member in names])
-        cx.frame.arguments[name] = members.whole(form, given)
+        found = members.whole(form, given)
+        if isinstance(found, Vec):  # its numbers may be 0-d tensors
+            found = Vec([cx.read_scalar(x, span) for x in found.items], found.shape)
+        cx.frame.arguments[name] = found
     cx.operands = dict(cx.frame.arguments)
     _device_attributes(cx)
     results = _parallel(cx, node, function)
@@ -193,7 +197,7 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
     # Lowering the body finds the types of the reduced names; the loop is built around it after.
     inits: list[Value] = []
     kinds: list[str] = []
-    totals: list[ScalarKind | ComplexKind] = []
+    totals: list[ScalarKind | ComplexKind | VecKind] = []
     starts: list[Operand] = []
     for name in names:
         before = cx.frame.lookup(name, cx.span(node), cx.guards)
@@ -204,15 +208,17 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
                 f"an atomic on `{name}`, which is {describe(before)}", cx.span(atomic),
                 help=f"write {name}[None], its element",
             )  # fmt: skip
-        if not is_scalar and not (isinstance(before, Tensor) and before.rank == 0):
+        total = isinstance(before, Vec) and name in cx.region.vector_results
+        if not (is_scalar or total or (isinstance(before, Tensor) and before.rank == 0)):
             raise KernelTypeError(
-                f"`{name}` is {describe(before)}, and a parallel loop accumulates into scalars",
+                f"`{name}` is {describe(before)}, and a parallel loop accumulates into numbers "
+                "and vectors of them",
                 cx.span(node),
-                help="use one scalar for each element, or accumulate into a tensor",
+                help="use one variable for each member, or accumulate into a tensor",
             )
-        initial = cx.read_number(before, cx.span(node))
+        initial = before if total else cx.read_number(before, cx.span(node))
         kind = cx.widen(name, initial, cx.span(node))
-        assert isinstance(kind, ScalarKind | ComplexKind)
+        assert isinstance(kind, ScalarKind | ComplexKind | VecKind)
         _check_total(cx, name, kind, combiners[name], cx.span(node))
         totals.append(kind)
         starts.append(cx.coerce(initial, kind, cx.span(node)))
@@ -278,7 +284,11 @@ def _body(
 
 
 def _handed_on(
-    cx: Lowering, function: Function, totals: list[ScalarKind | ComplexKind], loop: Op, span: Span
+    cx: Lowering,
+    function: Function,
+    totals: Sequence[ScalarKind | ComplexKind | VecKind],
+    loop: Op,
+    span: Span,
 ) -> list[tuple[str, str]]:
     """Stores the results of the loop into tensors that are arguments; their names and dtypes."""
     results = []
@@ -298,7 +308,7 @@ def _is_atomic(node: ast.AST, name: str) -> bool:
 
 
 def _check_total(
-    cx: Lowering, name: str, kind: ScalarKind | ComplexKind, combiner: str, span: Span
+    cx: Lowering, name: str, kind: ScalarKind | ComplexKind | VecKind, combiner: str, span: Span
 ) -> None:
     """Refuses complex numbers that a parallel loop accumulates otherwise than by adding them to
     one."""

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from weft.frontend.kinds import Operand, Tup
+from weft.frontend.kinds import Operand, Tup, Vec
+from weft.lang.elements import Elementwise
 from weft.values import frozen
 
 _DEEPEST = 8  # collections in each other: one that holds itself is none
@@ -22,11 +23,13 @@ _DEEPEST = 8  # collections in each other: one that holds itself is none
 class Form:
     """What a collection is like. ``kind``: list, tuple, dict, or the class of a named tuple or
     dataclass; ``names``: the keys of its items, if they have some; ``items``: their forms, None of
-    what is no collection of tensors."""
+    what is no collection of tensors. ``shape``: of a vector or matrix that a loop accumulates
+    into."""
 
     kind: type
     names: tuple[Any, ...]
     items: tuple[Form | None, ...]
+    shape: tuple[int, ...] = ()
 
 
 def form_of(value: Any, depth: int = 0) -> Form | None:
@@ -39,6 +42,11 @@ def form_of(value: Any, depth: int = 0) -> Form | None:
     if not any(forms) and not any(isinstance(item, torch.Tensor) for item in items):
         return None
     return Form(kind, names, forms)
+
+
+def form_of_total(value: Elementwise) -> Form:
+    """The form of a vector or matrix: its numbers."""
+    return Form(type(value), (), (None,) * len(value.entries()), tuple(value.shape))
 
 
 def _parts(value: Any) -> tuple[type, tuple[Any, ...], Sequence[Any]] | None:
@@ -66,6 +74,9 @@ def leaves(value: Any, form: Form | None) -> Iterator[Any]:
     if form is None:
         yield value
         return
+    if form.shape:
+        yield from value.entries()
+        return
     _, _, items = _parts(value) or (None, (), ())
     for item, inner in zip(items, form.items, strict=True):
         yield from leaves(item, inner)
@@ -90,4 +101,6 @@ def whole(form: Form | None, operands: Iterator[Operand]) -> Operand:
     if form is None:
         return next(operands)
     items = [whole(inner, operands) for inner in form.items]
+    if form.shape:
+        return Vec(items, form.shape)  # type: ignore[arg-type]
     return Tup(items, form.names, form.kind if form.names else None)

@@ -13,12 +13,11 @@ import functools
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.errors import KernelNameError, KernelSyntaxError, KernelValueError
 from weft.frontend import host
 from weft.frontend.hints import HOST_LOOPS, KEPT, is_once, with_lists
-from weft.frontend.members import Form, leaf_names, leaves
 from weft.frontend.mutation import mutated
 from weft.frontend.names import (
     MISSING,
@@ -39,6 +38,9 @@ from weft.lang.random import DRAWS, KEY, KEY_NAME, read_key
 from weft.source import FunctionSource, Span, recompiled
 from weft.values import frozen, mutable
 
+if TYPE_CHECKING:
+    from weft.frontend.members import Form
+
 STEP = "__weft_step__"  # the host function's check of a step that is computed
 LAUNCHERS = "__weft__"  # the host function's hidden first parameter: a tuple of launchers
 _HOST = "__weft_host__"  # the host function while it is compiled: no name that its body may read
@@ -50,8 +52,8 @@ SELF_EVIDENT = ("shape", "ndim", "dtype")
 # that it is, or "" for a value that the kernel made.
 Returned = str | tuple[str, ...] | None
 
-# How arguments come apart: the places of complex ones, or the forms of collections.
-Parts = frozenset[int] | tuple[Form | None, ...]
+# How arguments come apart: the places of complex ones, or the forms of collections (or None).
+Parts = frozenset[int] | tuple[Any, ...]
 
 
 @frozen
@@ -106,6 +108,8 @@ class Region:
 
     def members_of(self, args: Sequence[Any], forms: Sequence[Form | None]) -> tuple[Any, ...]:
         """What the loop ``of_parts(forms)`` is given for ``args``."""
+        from weft.frontend.members import leaves  # where there are collections
+
         kept = self._passed(forms)
         given = zip(args, forms, strict=False)
         return tuple(v for k, (x, form) in enumerate(given) if k in kept for v in leaves(x, form))
@@ -116,6 +120,8 @@ class Region:
         return self._of_pairs(key) if isinstance(key, frozenset) else self._of_members(key)
 
     def _of_members(self, forms: Sequence[Form | None]) -> Region:
+        from weft.frontend.members import leaf_names  # where there are collections
+
         known = {arg.name for arg in self.args}
         hidden = any(name.partition(".")[0] not in known for name in stored_into(self.node))
         args: list[RegionArg] = []
@@ -127,7 +133,7 @@ class Region:
             if form is not None:
                 collections.append((arg.name, form, names))
                 one = arg.parameter is not None and arg.parameter.is_variadic
-                arg = replace(arg, parameter=arg.parameter if one else None)
+                arg = replace(arg, parameter=arg.parameter if one else None, fresh=False)
             args += [replace(arg, name=name) for name in names]
             if k in self.stored or (form and hidden):  # by a name that the loop gives a member
                 stored += range(first, len(args))
@@ -157,10 +163,17 @@ class Region:
     @property
     def totals(self) -> list[str]:
         """The names of the floats, integers and booleans that it reduces into: two of a complex
-        number."""
-        pairs = self.complex_results
-        names = ((f"{n}_real", f"{n}_imag") if n in pairs else (n,) for n in self.results)
+        number, and all of a vector."""
+        pairs, vectors = self.complex_results, self.vector_results
+        names = ((f"{n}_real", f"{n}_imag") if n in pairs
+                 else vectors.get(n, (n,)) for n in self.results)  # fmt: skip
         return [total for each in names for total in each]
+
+    @property
+    def vector_results(self) -> dict[str, tuple[str, ...]]:
+        """The results that are vectors or matrices, and the names of their numbers."""
+        made = {name: members for name, form, members in self.collections if form.shape}
+        return {name: tuple(f"{name}_{k}" for k in range(len(made[name]))) for name in made}
 
 
 @mutable

@@ -33,7 +33,6 @@ from weft.lang.dtypes import (
     to_numpy,
 )
 from weft.lang.elements import Elementwise
-from weft.lang.growing import Bounded
 from weft.values import frozen
 
 
@@ -486,6 +485,8 @@ def zeros(shape: int | Sequence[int], dtype: Any = f32, most: int | None = None)
         if len(extents) != 1:
             raise KernelTypeError("an array with `most` has one dimension",
                                   help="write weft.zeros(n, weft.f32, most=64)")  # fmt: skip
+        from weft.lang.growing import Bounded  # few programs have some
+
         return Bounded([kind(0)] * extents[0], kind, most)
     with quietly():
         return torch.zeros(extents, dtype=kind.torch).as_subclass(Array)

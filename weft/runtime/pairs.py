@@ -44,7 +44,10 @@ def apart(launcher: T, args: Sequence[Any], call: Callable[[T, tuple[Any, ...]],
     forms = forms_of(region, args)
     if any(forms):
         own = launcher.other((*forms,))
-        return apart(own, region.members_of(args, forms), call)
+        found = apart(own, region.members_of(args, forms), call)
+        return _vectors(
+            own.region, dict(zip((a.name for a in region.args), args, strict=False)), found
+        )
     which = frozenset(k for k, pair in enumerate(map(is_pair, region.args, args)) if pair)
     if not which:
         return call(launcher, (*args,))
@@ -142,7 +145,22 @@ def _joined(region: Region, found: Any) -> Any:
     """What a launch gives, if anything: the two results that are a complex number as one."""
     if not region.complex_results or found is None:
         return found
-    results = iter(found)
-    made = [torch.complex(next(results), next(results)) if name in region.complex_results
-            else next(results) for name in region.results]  # fmt: skip
+    results, made = iter(found), list[Any]()
+    vectors = region.vector_results
+    for name in region.results:
+        if name in region.complex_results:
+            made.append(torch.complex(next(results), next(results)))
+        else:
+            made += [next(results) for _ in vectors.get(name, (name,))]
+    return made[0] if len(made) == 1 else tuple(made)
+
+
+def _vectors(region: Region, before: Mapping[str, Any], found: Any) -> Any:
+    """What a launch gives, with the numbers of a vector as one like that from before."""
+    vectors = region.vector_results
+    if not vectors or found is None:
+        return found
+    results = iter(found if isinstance(found, tuple) else (found,))
+    made = [before[name].with_entries([next(results) for _ in vectors[name]])
+            if name in vectors else next(results) for name in region.results]  # fmt: skip
     return made[0] if len(made) == 1 else tuple(made)

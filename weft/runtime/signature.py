@@ -5,21 +5,24 @@ from __future__ import annotations
 import types
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from weft.errors import KernelTypeError, KernelValueError
 from weft.frontend.kinds import FLOATS, passed_range
-from weft.frontend.members import Form, form_of
 from weft.frontend.parameters import Parameter, element_shape, is_clamped
 from weft.frontend.specs import TENSOR_DTYPES, ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec
 from weft.frontend.split import Region, RegionArg
 from weft.lang import dtypes
+from weft.lang.elements import Elementwise
 from weft.lang.numbers import Number
 from weft.lang.vectors import Backing
 from weft.source import Span
+
+if TYPE_CHECKING:
+    from weft.frontend.members import Form
 
 DTYPES: dict[torch.dtype, str] = {d.torch: d.name for d in dtypes.DTYPES.values()}
 # By weft's names and the IR's.
@@ -40,9 +43,17 @@ def come_apart(region: Region, args: Sequence[Any]) -> bool:
 def forms_of(region: Region, args: Sequence[Any]) -> list[Form | None]:
     """The form of each argument that is passed as its members: a collection of tensors. (What is
     captured is a constant, whose tensors are reached.)"""
+    if all(arg.captured or isinstance(value, _PLAIN) for arg, value in zip(region.args, args)):  # noqa: B905
+        return [None for _ in region.args]
+    from weft.frontend.members import form_of, form_of_total  # where there may be collections
+
     given = zip(region.args, args, strict=False)
-    forms = [None if arg.captured or isinstance(value, _PLAIN) else form_of(value)
-             for arg, value in given]  # fmt: skip
+    forms = [
+        None if arg.captured or isinstance(value, _PLAIN)
+        else form_of_total(value) if isinstance(value, Elementwise) and arg.name in region.results
+        else form_of(value)
+        for arg, value in given
+    ]  # fmt: skip
     return [*forms, *(None for _ in region.args[len(forms) :])]
 
 

@@ -24,6 +24,7 @@ from weft.frontend import (
     growing,
     loops,
     members,
+    overflow,
     reductions,
     refused,
     rows,
@@ -199,6 +200,7 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
     kinds: list[str] = []
     totals: list[ScalarKind | ComplexKind | VecKind] = []
     starts: list[Operand] = []
+    checked: list[overflow.Sum] = []  # in debug mode
     for name in names:
         before = cx.frame.lookup(name, cx.span(node), cx.guards)
         is_scalar = dtype_of(before) is not None or is_complex(before)
@@ -229,6 +231,10 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
             values = [b.constant(identity(combined, t), t) for t in cx.types(kind)]
         inits += values
         kinds += [combined] * len(values)
+        if cx.debug and combined == "addi" and not ordered:
+            checked.append(overflow.Sum(cx, name, kind.dtype, flatten(starts[-1])))
+    inits += [half for total in checked for half in total.inits]
+    kinds += ["addi"] * (len(inits) - len(kinds))
     if block := block_dim(cx, len(lowers)):
         function.attrs["block_dim"] = tuple(block)
     loop = b.parallel(lowers, uppers, steps, inits, kinds)
@@ -253,8 +259,13 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
         cx.block(body)
         finals = [v for n, kind in zip(names, totals, strict=True)
                   for v in flatten(cx.coerce(cx.frame.env[n], kind, cx.span(node)))]  # fmt: skip
+        places = {name: flatten(cx.coerce(cx.frame.env[name], kind, cx.span(node)))
+                  for name, kind in zip(names, totals, strict=True)}  # fmt: skip
+        finals += [half for total in checked for half in total.halves(places[total.name])]
         b.do("scf.reduce", *finals)
     cx.iteration = []
+    count = sum(len(cx.types(kind)) for kind in totals)
+    overflow.check_sums(checked, loop.results[count:], cx.span(node))
     return _handed_on(cx, function, totals, loop, cx.span(node))
 
 
@@ -293,7 +304,8 @@ def _handed_on(
     """Stores the results of the loop into tensors that are arguments; their names and dtypes."""
     results = []
     dtypes = [kind.dtype for kind in totals for _ in cx.types(kind)]
-    for name, dtype, value in zip(cx.region.totals, dtypes, loop.results, strict=True):
+    own = loop.results[: len(dtypes)]  # there are others behind them in debug mode
+    for name, dtype, value in zip(cx.region.totals, dtypes, own, strict=True):
         storage = {"int": "i64", "float": cx.scalars.float_type.name}.get(dtype, dtype)
         out = Value(ir.MemRefType(STORAGE[storage], 0), name, function.body)
         function.body.args.append(out)

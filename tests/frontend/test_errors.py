@@ -561,10 +561,6 @@ def copied(x, out):
             weft.KernelTypeError, lambda: (x.to_sparse(), x), "`x` is a sparse_coo tensor",
             "kernels take dense tensors: pass x.to_dense(), or its values and indices",
         ),
-        (
-            weft.KernelTypeError, lambda: ([x], x), "`x` is a list that holds tensors",
-            "give each tensor a name in the host part (`a, b = pair`) and use that",
-        ),
     ],
 )  # fmt: skip
 def test_tensors_that_a_kernel_cannot_take(error, args, message: str, help: str) -> None:
@@ -689,19 +685,19 @@ def test_division_of_constants_by_zero() -> None:
     )
 
 
-def test_reduction_into_a_vector() -> None:
+def test_reduction_into_a_struct() -> None:
     @weft.kernel
     def f(x):
-        v = weft.Vector([0.0, 0.0])
+        v = weft.Struct(a=0.0)
         for i in x:
-            v += weft.Vector([x[i], 1.0])
+            v += weft.Struct(a=x[i])
         return v
 
     expect(
         weft.KernelTypeError, lambda: f(x),
-        "`v` is a vector (2 x float), and a parallel loop accumulates into scalars",
+        "`v` is a Struct, and a parallel loop accumulates into numbers and vectors of them",
         "for i in x:", "for i in x:",
-        "use one scalar for each element, or accumulate into a tensor",
+        "use one variable for each member, or accumulate into a tensor",
     )  # fmt: skip
 
 

@@ -21,7 +21,8 @@ LINES = {
     "static of a value": ("for k in weft.static(range(int(v))):\n            out[i] += k",
                           "constants, template() arguments, and shapes of local arrays are known",
                           "for k in weft.static(range(3)):\n            out[i] += k"),
-    "a shape that is not known": ("a = weft.zeros(i)", "use constants or template() arguments",
+    "a shape that is not known": ("a = weft.zeros(i)", "use constants or template() arguments; "
+                                  "weft.zeros(n, weft.f32, most=64) is an array of at most so many",
                                   "a = weft.zeros(3); out[i] = a[0]"),
     "an array of vectors": ("a = weft.zeros(3, weft.types.vector(2, weft.f32))",
                             "give it one more dimension: weft.zeros((n, 3))",

@@ -166,3 +166,76 @@ def test_a_vector_that_a_called_function_reaches_is_not_written():
     assert caught.value.help == (
         "store into a weft.Vector of the kernel's host part, or into a tensor"
     )
+
+
+# --- loops that accumulate into whole vectors -----------------------------------------------------
+@weft.kernel
+def moments(x):
+    s, m = weft.Vector([0.5, 0.0]), weft.Matrix([[0.0, 1.0], [0.0, 0.0]])
+    low, n = weft.math.vec2(9.0, 9.0), 0
+    for i in range(x.shape[0]):
+        v = weft.Vector([x[i, 0], x[i, 1]])
+        s += v * 2
+        m = m + v.outer_product(v)
+        low = weft.min(low, v)
+        n += 1
+    for i in range(x.shape[0]):
+        weft.atomic_sub(s, weft.Vector([x[i, 0], 1.0]))
+    return s[0], s[1], m[0, 0], m[0, 1], m[1, 0], m[1, 1], low.x, low.y, n
+
+
+def of_torch(x):
+    product = x.T @ x
+    sums = [0.5 + x[:, 0].sum(), 2 * x[:, 1].sum() - x.shape[0]]
+    return [*sums, product[0, 0], product[0, 1] + 1, product[1, 0], product[1, 1], *x.amin(0)]
+
+
+def test_whole_vectors_are_accumulated_into() -> None:
+    for _ in range(2):
+        x = torch.randn(300, 2, dtype=torch.float64)
+        *found, count = moments(x)
+        torch.testing.assert_close(torch.stack(found), torch.stack(of_torch(x)))
+        assert count == 300
+    assert len(moments.specializations) == 2  # of two loops: what a vector holds is no constant
+    x = torch.randn(4, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: torch.stack(moments(x)[:8]).square(), (x,))
+
+
+def test_vectors_of_integers_and_beside_complex_numbers() -> None:
+    @weft.kernel
+    def counted(z) -> weft.math.ivec2:
+        n, total = weft.math.ivec2(0, 5), 0j
+        for i in range(z.shape[0]):
+            n += weft.math.ivec2(1, int(z[i].real > 0))
+            total += z[i]
+        assert abs(total - z.sum()) < 1e-3
+        return n
+
+    z = torch.randn(50, dtype=torch.complex64)
+    assert counted(z).to_list() == [50, 5 + int((z.real > 0).sum())]
+
+
+def test_a_vector_that_a_loop_in_order_carries() -> None:
+    def filtered(x, out):
+        s = weft.Vector([0.0, 1.0])
+        weft.loop_config(serialize=True)
+        for i in range(x.shape[0]):
+            s = s * 0.5 + weft.Vector([x[i], s[0]])
+            out[i] = s[1]
+        return s[0], s[1]
+
+    x, found, expected = torch.randn(9), torch.empty(9), torch.empty(9)
+    torch.testing.assert_close(weft.kernel(filtered)(x, found), filtered(x, expected))
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_vector_of_another_size_is_refused() -> None:
+    @weft.kernel
+    def f(x):
+        s = weft.Vector([0.0, 1.0])
+        for i in x:
+            s += weft.Vector([x[i], x[i], 0.0])
+        return s[0]
+
+    with pytest.raises(KernelTypeError, match="shapes 2 and 3 do not fit"):
+        f(torch.ones(3))

@@ -233,3 +233,52 @@ def test_quotients_by_zero_are_zero_and_an_error_in_debug_mode() -> None:
         plain(i, -2, out)
         quotients(i, -2, expected)
         assert out.tolist() == expected.tolist()
+def summed(x, start):
+    s = start[0]
+    for i in range(x.shape[0]):
+        s += x[i]
+    return s
+
+
+@pytest.mark.filterwarnings("ignore:.*wraps")
+def test_sums_of_a_parallel_loop() -> None:
+    kernel = weft.kernel(debug=True)(summed)
+    seen = set()
+    for dtype in DTYPES:
+        ends = torch.iinfo(dtype)
+        for first, values in itertools.product(
+            (ends.min, ends.max, 0),
+            (
+                [ends.max, ends.min, 1],
+                [ends.max, 1],
+                [1],
+                [ends.min, ends.min // 2, -1],
+                [0] * 3000,
+            ),
+        ):
+            numbers = [v for v in values if ends.min <= v <= ends.max]
+            x, start = torch.tensor(numbers, dtype=dtype), torch.tensor([first], dtype=dtype)
+            total = first + sum(numbers)
+            fits = ends.min <= total <= ends.max
+            seen.add(fits)
+            if fits:
+                assert kernel(x, start).item() == total, (dtype, first, values)
+            else:
+                with pytest.raises(weft.errors.KernelOverflowError, match="the sum `s` overflows"):
+                    kernel(x, start)
+    assert seen == {False, True}
+
+
+def test_a_sum_of_a_parallel_loop_for_cuda() -> None:
+    kernel = emulated(weft.kernel(debug=True)(counted_sum))
+    assert kernel(torch.ones(3000, dtype=torch.int64))[0].item() == 3000
+    with pytest.raises(weft.errors.KernelOverflowError, match="the sum `s` overflows i64"):
+        kernel(torch.full((3000,), 1 << 60))
+
+
+def counted_sum(x):
+    s, n = 0, 0.0
+    for i in range(x.shape[0]):
+        s += x[i]
+        n += 1.0
+    return s, n

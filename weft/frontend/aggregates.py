@@ -282,7 +282,12 @@ def pick(
     ``axis`` of what ``owner`` says."""
     if isinstance(position, Static):
         return items[position.value]
-    _check(cx, owner, axis, position, len(items), span)
+    check(cx, owner, axis, position, len(items), span)
+    return select(cx, items, position, span)
+
+
+def select(cx: Lowering, items: list[Operand], position: Operand, span: Span) -> Operand:
+    """One of ``items`` by a number of run time; the last one where it is out of range."""
     index = cx.scalars.cast(position, "int", span)
     result = items[-1]
     for k in range(len(items) - 2, -1, -1):
@@ -294,7 +299,7 @@ def pick(
     return result
 
 
-def _check(
+def check(
     cx: Lowering, owner: ast.expr, axis: int, position: Operand, extent: int, span: Span
 ) -> None:
     """Has debug mode check a run-time position. A negative one is out of range."""
@@ -310,7 +315,7 @@ def replace(cx: Lowering, x: Vec, node: ast.Subscript, value: Operand, span: Spa
     positions = _positions(cx, x, node.slice, span)
     for axis, (position, extent) in enumerate(zip(positions, x.shape, strict=False)):
         if not isinstance(position, Static):
-            _check(cx, node.value, axis, position, extent, span)
+            check(cx, node.value, axis, position, extent, span)
     width = x.shape[1] if len(x.shape) == 2 else 1
     row = isinstance(value, (Vec, Tup))
     values = unpack(value, width, span) if row else [value] * width

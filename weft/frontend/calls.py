@@ -29,6 +29,7 @@ from weft.frontend import (
     draws,
     elements,
     expressions,
+    growing,
     lists,
     named,
     overflow,
@@ -92,6 +93,8 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
         return _inlined(cx, node, Static(own), span, [function.receiver])
     if isinstance(function, Tup) and (own := named.special(function, "__call__")):
         return _inlined(cx, node, Static(own), span, [function])
+    if isinstance(function, Method) and growing.has(function):
+        return growing.method(cx, function, bound(None, ""), span)
     if isinstance(function, Method) and row_calls.has(function):
         return row_calls.method(cx, node, function, bound)
     if isinstance(function, Method):

@@ -193,7 +193,8 @@ def extent(x: Operand, span: Span) -> int:
         raise KernelTypeError(
             "the shape of a local array or vector must be known at compile time",
             span,
-            help="use constants or template() arguments",
+            help="use constants or template() arguments; weft.zeros(n, weft.f32, most=64) is an "
+            "array of at most so many",
         )
     if x.value < 1:
         raise KernelValueError(f"a local array or vector of {shown(x.value)} elements", span,

@@ -11,6 +11,7 @@ import ast
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend.context import EXPRESSIONS, STATEMENTS, Lowering
 from weft.frontend.desugar import RETURN_VALUE, desugar_function, returns
+from weft.frontend.growing import grown
 from weft.frontend.inline import limit_calls, returned_value
 from weft.frontend.kinds import Keywords, Operand, Static, Tup
 from weft.frontend.names import stored_into
@@ -65,6 +66,7 @@ def call(
     cx.frame.arguments = {k: v for k, v in around.items() if k.partition(".")[0] not in own}
     cx.frame.around = function.frame
     cx.frame.counts, cx.frame.stored = assigned(body), stored_into(tree)
+    cx.frame.grown = grown(tree)
     try:
         for name, operand in values.items():
             cx.frame.counts[name] = cx.frame.counts.get(name, 0) + 1

@@ -37,6 +37,7 @@ from weft.frontend.kinds import (
     join,
     kind_of,
     of_values,
+    renewed,
 )
 from weft.frontend.scalars import Scalars
 from weft.frontend.scope import Frame, Guard, TensorReached
@@ -120,13 +121,16 @@ class Lowering:
 
     def widen(self, name: str, operand: Operand, span: Span) -> Kind:
         """The kind of variable ``name`` after it has also been assigned ``operand``."""
-        key = (*self.frame.path, name)
+        return self.widen_at((*self.frame.path, name), operand, span)
+
+    def widen_at(self, key: tuple[Any, ...], operand: Operand, span: Span) -> Kind:
+        """The same of the variable of that path and name, perhaps of another function."""
         known = self.kinds.get(key)
         kind = kind_of(operand)
-        if isinstance(known, OpaqueKind) and isinstance(kind, OpaqueKind):
-            known = None  # one more object; where control flow joins, they are compared
+        if known is not None:  # one more object; where control flow joins, they are compared
+            known = renewed(known, kind)
         if known is not None and known != kind:
-            kind = self.join(known, kind, name, span)
+            kind = self.join(known, kind, key[-1], span)
             self.widened |= kind != known
         self.kinds[key] = kind
         return kind

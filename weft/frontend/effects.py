@@ -7,15 +7,26 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import elements, expressions, records, reductions, texts
+from weft.frontend import (
+    choices,
+    elements,
+    expressions,
+    records,
+    reductions,
+    rows,
+    slices,
+    texts,
+)
 from weft.frontend.context import Lowering
 from weft.frontend.kinds import (
     EIGHT_BITS,
     Operand,
     Part,
+    Row,
     Scalar,
     Static,
     Tensor,
+    View,
     is_float,
 )
 from weft.ir import types as ir
@@ -110,6 +121,27 @@ def _of_vector(cx: Lowering, node: ast.Call, name: str) -> bool:
     return True
 
 
+def _of_choice(cx: Lowering, node: ast.Call, name: str) -> Operand | None:
+    """Updates an element of one of several tensors; None where it is none."""
+    place = node.args[0] if len(node.args) == 2 else None
+    base = expressions.holder(cx, place.value) if isinstance(place, ast.Subscript) else None
+    if not isinstance(place, ast.Subscript) or not isinstance(base, Row) or base.choice is None:
+        return None
+    span, at = cx.span(node), cx.span(place)
+    element = rows.place(cx, base, place.slice, at)
+    assert isinstance(element, Row)
+    if element.extents or element.choice is None or element.choice.views[0].tensor.pair:
+        raise KernelTypeError(f"`{name}` works on an element of real numbers", span,
+                              help=f"write weft.{name}(xs[k][i], value)")  # fmt: skip
+    value = cx.read_scalar(cx.expression(node.args[1]), span)
+
+    def update(view: View) -> Operand:
+        indices = slices.subscripts(cx, view, [], at)
+        return _update(cx, name, view.tensor, indices, value, at, span)
+
+    return choices.branches(cx, element.choice, update, span)
+
+
 def _update(
     cx: Lowering, name: str, tensor: Tensor, indices: list[Any], value: Scalar | Static, at: Span,
     span: Span,
@@ -135,6 +167,9 @@ def _atomic(name: str) -> Callable[[Lowering, ast.Call], Operand]:
         span = cx.span(node)
         if _of_complex(cx, node, name) or _of_vector(cx, node, name):
             return Static(None)
+        found = _of_choice(cx, node, name)
+        if found is not None:
+            return found
         tensor, indices, (value,) = _place(cx, node, 2, name)
         return _update(cx, name, tensor, indices, value, cx.span(node.args[0]), span)
 

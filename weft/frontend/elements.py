@@ -112,6 +112,9 @@ def subscripted(cx: Lowering, base: Tensor | Part, subscript: ast.expr, span: Sp
 
 def extent(cx: Lowering, tensor: Tensor, axis: int) -> Scalar | Static:
     """The size of one dimension."""
+    if tensor.length is not None:
+        found = cx.builder.load(tensor.length, [cx.builder.index(0)])
+        return Scalar(cx.builder.op("arith.index_cast", found, type=ir.index), "int")
     if tensor.shape is not None:
         return Static(tensor.shape[axis])
     return Scalar(cx.builder.op("memref.dim", tensor.memref, axis=axis), "int")
@@ -180,9 +183,8 @@ def local_array(cx: Lowering, shape: tuple[int, ...], dtype: str, pair: bool = F
     with parts of ``dtype``."""
     own, shape = shape, (*shape, 2) if pair else shape
     b = cx.builder
-    storage = {"int": ir.i64, "float": cx.scalars.float_type}.get(dtype) or STORAGE[dtype]
-    memref = b.alloca(storage, shape)
-    zero = b.constant(0, storage)
+    memref = local_memory(cx, shape, dtype)
+    zero = b.constant(0, memref.memref.element)
 
     def fill(indices: list[Value]) -> None:
         if len(indices) == len(shape):
@@ -196,6 +198,12 @@ def local_array(cx: Lowering, shape: tuple[int, ...], dtype: str, pair: bool = F
     else:
         b.each_element(memref, lambda at: b.store(zero, memref, at))
     return Tensor(memref, dtype, "a local array", local=True, shape=own, pair=pair)
+
+
+def local_memory(cx: Lowering, shape: tuple[int, ...], dtype: str) -> Value:
+    """Memory of the iteration, of which nothing is known."""
+    storage = {"int": ir.i64, "float": cx.scalars.float_type}.get(dtype) or STORAGE[dtype]
+    return cx.builder.alloca(storage, shape)
 
 
 # --- whole vectors and matrices -----------------------------------------------------------------

@@ -13,6 +13,7 @@ from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError, Sp
 from weft.frontend import (
     aggregates,
     casts,
+    choices,
     complexes,
     elements,
     lists,
@@ -293,6 +294,9 @@ def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
                 return cx.reached("item", found) if held else found
             if isinstance(position, Scalar) and items and all(dtype_of(i) for i in items):
                 return aggregates.pick(cx, items, position, node.value, span)
+            if isinstance(position, Scalar) and items and all(map(_is_held, items)):
+                aggregates.check(cx, node.value, 0, position, len(items), span)
+                return choices.chosen(cx, items, position, ast.unparse(node.value), span)
         if not base.in_order:
             raise KernelTypeError(f"{describe(base)} has no item of that place", span,
                                   help=f"its items are {', '.join(base.names)}")  # fmt: skip
@@ -303,6 +307,15 @@ def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
         span,
         help="subscript a tensor, a local array, a vector or a tuple",
     )
+
+
+def _is_held(x: Operand) -> bool:
+    """Whether ``x`` is a tensor, or a tuple of such, of which one is chosen at run time."""
+    if isinstance(x, Static):
+        return isinstance(x.value, torch.Tensor)
+    if isinstance(x, Tup):
+        return bool(x.items) and all(map(_is_held, x.items))
+    return isinstance(x, Tensor) and x.length is None
 
 
 def _names_number(node: ast.Subscript, base: Tensor) -> bool:
@@ -391,6 +404,8 @@ def test(cx: Lowering, node: ast.expr) -> Static | Scalar:
     if isinstance(x, Vec):
         raise KernelTypeError("a vector is neither true nor false", span,
                               help="write .any() or .all() on it")  # fmt: skip
+    if isinstance(x, Tensor) and x.length is not None:  # as Python's lists
+        return Scalar(cx.scalars.truth(elements.extent(cx, x, 0), span), "bool")
     if rows.is_row(x):
         raise KernelTypeError("a row is neither true nor false", span,
                               help="write .any() or .all() on it")  # fmt: skip

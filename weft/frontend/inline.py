@@ -15,6 +15,7 @@ from weft.frontend import casts, loops
 from weft.frontend.accumulations import atomics
 from weft.frontend.context import Lowering
 from weft.frontend.desugar import RETURN_VALUE, desugar_function, returns
+from weft.frontend.growing import grown
 from weft.frontend.kinds import (
     OpaqueKind,
     Operand,
@@ -57,6 +58,7 @@ def inline(
     body = desugar_function(source.tree.body, valued=node is not cx.discarded)
     cx.frame = Frame(source, (*outer.path, site))
     cx.frame.counts, cx.frame.stored = assigned(body), stored_into(source.tree)
+    cx.frame.grown = grown(source.tree)
     own = {
         n for n, hint in hints.items() if is_template(hint) and isinstance(places.get(n), ast.Name)
     }

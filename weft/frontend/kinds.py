@@ -155,7 +155,8 @@ class Tensor:
     pair: bool = False  # of complex numbers: their parts are one more dimension of the memref
     offset: tuple[int, ...] = ()  # of a field: its first subscripts, where they are not 0
     listed: bool = False  # a loop over it goes over its elements
-    key: str = ""  # of a list: the name that its elements' kind is known by
+    key: tuple[Any, ...] = ()  # of a list: where the kind of its elements is known
+    length: Value | None = None  # of a list that grows: the memory that has its length
 
     @property
     def rank(self) -> int:
@@ -191,6 +192,16 @@ class View:
     axes: tuple[Value | Along, ...]
 
 
+@frozen
+class Choice:
+    """One of several parts of tensors that are alike, by a number of run time. ``name``: what holds
+    them."""
+
+    views: tuple[View, ...]
+    index: Scalar
+    name: str
+
+
 @mutable
 class Row:
     """Elements along one or more dimensions, whose sizes are known at run time: a part of a tensor
@@ -199,7 +210,7 @@ class Row:
     A function from indices to an element, not memory: ``at`` makes the code that reads or computes
     one. ``leaves``: the views that it reads, each with whether element k reads theirs at k.
     ``heavy``: an element takes a loop. ``since``: the operation behind which it was computed, and
-    its block; of a view None.
+    its block; of a view None. ``choice``: it is a part of one of several tensors.
     """
 
     extents: list[Scalar | Static]
@@ -208,6 +219,7 @@ class Row:
     leaves: tuple[tuple[View, bool], ...] = ()
     heavy: bool = False
     since: tuple[Any, Any] | None = None
+    choice: Choice | None = None
 
 
 @mutable
@@ -407,6 +419,18 @@ def kind_of(x: Operand) -> Kind:
     if isinstance(x, Tup):
         return TupKind(tuple(kind_of(item) for item in x.items), x.names, x.struct)
     return OpaqueKind(x)
+
+
+def renewed(known: Kind, kind: Kind) -> Kind:
+    """``known`` with the objects that ``kind`` has in the same places."""
+    if isinstance(known, OpaqueKind) and isinstance(kind, OpaqueKind):
+        return kind
+    if isinstance(known, TupKind) and isinstance(kind, TupKind) and (
+        len(known.items) == len(kind.items)
+    ):  # fmt: skip
+        items = tuple(map(renewed, known.items, kind.items))
+        return TupKind(items, known.names, known.struct)
+    return known
 
 
 def flatten(x: Operand) -> list[Value]:

@@ -14,7 +14,7 @@ import math
 import torch
 
 from weft.errors import KernelTypeError, Span
-from weft.frontend import elements
+from weft.frontend import elements, growing
 from weft.frontend.casts import (
     MOST_ELEMENTS,
     dtype_from,
@@ -64,6 +64,8 @@ def assigned(
         made = [assigned(cx, *part, span) for part in parts]
         return Tup(made) if len(made) == len(x.items) else x
     name = target.id if isinstance(target, ast.Name) else ""
+    if name in cx.frame.grown and _is_list(value) and isinstance(x, Tup):
+        return growing.of_items(cx, name, x.items, span)
     if name not in cx.frame.stored or not _is_list(value) or not isinstance(x, Tup) or not x.items:
         return x
     if not all(dtype_of(item) for item in x.items):
@@ -85,10 +87,10 @@ def _is_list(node: ast.expr) -> bool:
 
 
 def _array(cx: Lowering, name: str, x: Tup, span: Span) -> Tensor:
-    key = f"{name}[]"
+    key = (*cx.frame.path, f"{name}[]")
     for item in x.items:
-        cx.widen(key, item, span)
-    kind = cx.widen(key, x.items[0], span)
+        cx.widen_at(key, item, span)
+    kind = cx.widen_at(key, x.items[0], span)
     assert isinstance(kind, ScalarKind)
     made = elements.local_array(cx, (len(x.items),), kind.dtype)
     made.listed, made.key = True, key
@@ -98,15 +100,19 @@ def _array(cx: Lowering, name: str, x: Tup, span: Span) -> Tensor:
 def check_stored(cx: Lowering, tensor: Tensor, value: Operand, span: Span) -> None:
     """Notes what is stored into a list: its elements have the join of all types."""
     if tensor.key:
-        cx.widen(tensor.key, value, span)
+        kind = cx.widen_at(tensor.key, value, span)
+        cx.widened |= kind != ScalarKind(tensor.dtype)
 
 
 def zeros(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     """``weft.zeros((4, 8), weft.f32)``: a local array."""
     span = cx.span(node)
     items = static_items(arguments[0])
-    shape = _shape(items if items is not None else arguments[:1], span)
-    given = argument(arguments, 1)
+    given, room = argument(arguments, 1), argument(arguments, 2)
+    shape = _shape(items if items is not None else arguments[:1], span) if room is None else ()
+    if room is not None and items is not None:
+        raise KernelTypeError("an array with `most` has one dimension", span,
+                              help="write weft.zeros(n, weft.f32, most=64)")  # fmt: skip
     kind = dtype_from(given, span) if given else f32
     if isinstance(kind, (VectorType, MatrixType)):
         raise KernelTypeError("a local array of vectors", span,
@@ -115,6 +121,8 @@ def zeros(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
         return elements.local_array(cx, shape, kind.part, pair=True)
     dtype = dtype_name(kind)
     dtype = {"int": "i64", "float": cx.scalars.float_type.name}.get(dtype, dtype)
+    if room is not None:
+        return growing.of_size(cx, arguments[0], dtype, room, span)
     return elements.local_array(cx, shape, dtype)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import casts, draws, elements, expressions, records, sequences
+from weft.frontend import casts, draws, elements, expressions, growing, records, sequences
 from weft.frontend.context import STATEMENTS, Lowering
 from weft.frontend.desugar import RETURN_VALUE, unless
 from weft.frontend.hints import ITERATION
@@ -246,6 +246,13 @@ def _after(cx: Lowering, node: ast.For | ast.While, before: dict[str, Operand]) 
 
 
 def loop(cx: Lowering, node: ast.For) -> None:
+    block = cx.builder.block
+    first = len(block.ops)
+    _loop(cx, node)
+    growing.check_loop(cx, node.iter, block.ops[first:])
+
+
+def _loop(cx: Lowering, node: ast.For) -> None:
     iterable = records.over(cx, cx.expression(node.iter), cx.span(node.iter))
     iterable = sequences.loopable(cx, iterable, cx.span(node.iter))
     items = casts.static_items(iterable)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
@@ -21,7 +21,10 @@ from weft.frontend import (
     complexes,
     draws,
     expressions,
+    growing,
     loops,
+    members,
+    overflow,
     reductions,
     refused,
     rows,
@@ -48,6 +51,7 @@ from weft.frontend.kinds import (
     Tensor,
     Tup,
     Varying,
+    Vec,
     VecKind,
     describe,
     dtype_of,
@@ -125,6 +129,12 @@ def _run(cx: Lowering) -> Lowered:
         if isinstance(operand, Static):
             operand.key = cx.key(cx.region.args[k])
             operand.read = lambda args, k=k: args[k]
+    for name, form, names in cx.region.collections:
+        given = iter([cx.frame.arguments[member] for member in names])
+        found = members.whole(form, given)
+        if isinstance(found, Vec):  # its numbers may be 0-d tensors
+            found = Vec([cx.read_scalar(x, span) for x in found.items], found.shape)
+        cx.frame.arguments[name] = found
     cx.operands = dict(cx.frame.arguments)
     _device_attributes(cx)
     results = _parallel(cx, node, function)
@@ -179,7 +189,7 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
     b, names = cx.builder, list(cx.region.results)
     ordered = is_once(node)
     body, combiners = _body(cx, node, names)
-    cx.frame.stored = stored_into(node)
+    cx.frame.stored, cx.frame.grown = stored_into(node), growing.grown(node)
     cx.frame.counts = assigned(
         [*body, ast.copy_location(ast.For(node.target, node.iter, [], []), node)]
     )
@@ -188,8 +198,9 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
     # Lowering the body finds the types of the reduced names; the loop is built around it after.
     inits: list[Value] = []
     kinds: list[str] = []
-    totals: list[ScalarKind | ComplexKind] = []
+    totals: list[ScalarKind | ComplexKind | VecKind] = []
     starts: list[Operand] = []
+    checked: list[overflow.Sum] = []  # in debug mode
     for name in names:
         before = cx.frame.lookup(name, cx.span(node), cx.guards)
         is_scalar = dtype_of(before) is not None or is_complex(before)
@@ -199,15 +210,17 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
                 f"an atomic on `{name}`, which is {describe(before)}", cx.span(atomic),
                 help=f"write {name}[None], its element",
             )  # fmt: skip
-        if not is_scalar and not (isinstance(before, Tensor) and before.rank == 0):
+        total = isinstance(before, Vec) and name in cx.region.vector_results
+        if not (is_scalar or total or (isinstance(before, Tensor) and before.rank == 0)):
             raise KernelTypeError(
-                f"`{name}` is {describe(before)}, and a parallel loop accumulates into scalars",
+                f"`{name}` is {describe(before)}, and a parallel loop accumulates into numbers "
+                "and vectors of them",
                 cx.span(node),
-                help="use one scalar for each element, or accumulate into a tensor",
+                help="use one variable for each member, or accumulate into a tensor",
             )
-        initial = cx.read_number(before, cx.span(node))
+        initial = before if total else cx.read_number(before, cx.span(node))
         kind = cx.widen(name, initial, cx.span(node))
-        assert isinstance(kind, ScalarKind | ComplexKind)
+        assert isinstance(kind, ScalarKind | ComplexKind | VecKind)
         _check_total(cx, name, kind, combiners[name], cx.span(node))
         totals.append(kind)
         starts.append(cx.coerce(initial, kind, cx.span(node)))
@@ -218,6 +231,10 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
             values = [b.constant(identity(combined, t), t) for t in cx.types(kind)]
         inits += values
         kinds += [combined] * len(values)
+        if cx.debug and combined == "addi" and not ordered:
+            checked.append(overflow.Sum(cx, name, kind.dtype, flatten(starts[-1])))
+    inits += [half for total in checked for half in total.inits]
+    kinds += ["addi"] * (len(inits) - len(kinds))
     if block := block_dim(cx, len(lowers)):
         function.attrs["block_dim"] = tuple(block)
     loop = b.parallel(lowers, uppers, steps, inits, kinds)
@@ -242,8 +259,13 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
         cx.block(body)
         finals = [v for n, kind in zip(names, totals, strict=True)
                   for v in flatten(cx.coerce(cx.frame.env[n], kind, cx.span(node)))]  # fmt: skip
+        places = {name: flatten(cx.coerce(cx.frame.env[name], kind, cx.span(node)))
+                  for name, kind in zip(names, totals, strict=True)}  # fmt: skip
+        finals += [half for total in checked for half in total.halves(places[total.name])]
         b.do("scf.reduce", *finals)
     cx.iteration = []
+    count = sum(len(cx.types(kind)) for kind in totals)
+    overflow.check_sums(checked, loop.results[count:], cx.span(node))
     return _handed_on(cx, function, totals, loop, cx.span(node))
 
 
@@ -273,12 +295,17 @@ def _body(
 
 
 def _handed_on(
-    cx: Lowering, function: Function, totals: list[ScalarKind | ComplexKind], loop: Op, span: Span
+    cx: Lowering,
+    function: Function,
+    totals: Sequence[ScalarKind | ComplexKind | VecKind],
+    loop: Op,
+    span: Span,
 ) -> list[tuple[str, str]]:
     """Stores the results of the loop into tensors that are arguments; their names and dtypes."""
     results = []
     dtypes = [kind.dtype for kind in totals for _ in cx.types(kind)]
-    for name, dtype, value in zip(cx.region.totals, dtypes, loop.results, strict=True):
+    own = loop.results[: len(dtypes)]  # there are others behind them in debug mode
+    for name, dtype, value in zip(cx.region.totals, dtypes, own, strict=True):
         storage = {"int": "i64", "float": cx.scalars.float_type.name}.get(dtype, dtype)
         out = Value(ir.MemRefType(STORAGE[storage], 0), name, function.body)
         function.body.args.append(out)
@@ -293,7 +320,7 @@ def _is_atomic(node: ast.AST, name: str) -> bool:
 
 
 def _check_total(
-    cx: Lowering, name: str, kind: ScalarKind | ComplexKind, combiner: str, span: Span
+    cx: Lowering, name: str, kind: ScalarKind | ComplexKind | VecKind, combiner: str, span: Span
 ) -> None:
     """Refuses complex numbers that a parallel loop accumulates otherwise than by adding them to
     one."""

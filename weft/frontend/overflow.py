@@ -1,8 +1,9 @@
 """Overflow of integers, which debug mode checks: arithmetic, negation, shifts and casts that wrap;
 and division by zero.
 
-A check stands beside what is computed, and changes nothing of it. Not checked: what a parallel
-loop reduces, and powers with an exponent of run time.
+A check stands beside what is computed, and changes nothing of it. Not checked: products that a
+parallel loop reduces, or that several of its iterations leave in one element, and powers with an
+exponent of run time.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from weft.frontend.kinds import (
 )
 from weft.ir import types as ir
 from weft.ir.core import Value
+
+_LOW = (1 << 32) - 1
 
 
 def arithmetic(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Operand:
@@ -180,3 +183,50 @@ def _fail(
 
 def _word(cx: Lowering, x: Scalar, span: Span) -> Value:
     return x.value if x.dtype == "u64" else cx.scalars.cast(x, "int", span).value
+
+
+class Sum:
+    """A sum of integers that a parallel loop reduces into: its upper and lower 32 bits are summed
+    once more, in 64 bits each, so that what the whole would be is known."""
+
+    def __init__(self, cx: Lowering, name: str, dtype: str, starts: list[Value]) -> None:
+        self.cx, self.name, self.dtype = cx, name, dtype
+        self.inits = self.halves(starts)
+
+    def halves(self, values: list[Value]) -> list[Value]:
+        """The upper and the lower bits of each of ``values``."""
+        b, found = self.cx.builder, list[Value]()
+        for value in values:
+            if value.type is ir.index:
+                value = b.op("arith.index_cast", value, type=ir.i64)
+            elif value.scalar.bits < 64:
+                extend = "arith.extui" if self.dtype in UNSIGNED else "arith.extsi"
+                value = b.op(extend, value, type=ir.i64)
+            shift = "arith.shrui" if self.dtype in UNSIGNED else "arith.shrsi"
+            found.append(b.op(shift, value, b.constant(32, ir.i64)))
+            found.append(b.op("arith.andi", value, b.constant(_LOW, ir.i64)))
+        return found
+
+    def check(self, high: Value, low: Value, span: Span) -> None:
+        """Checks the sum of which these are the bits."""
+        op, const = self.cx.builder.op, self.cx.builder.constant
+        carried = op("arith.addi", high, op("arith.shrsi", low, const(32, ir.i64)))
+        rest = op("arith.andi", low, const(_LOW, ir.i64))
+        least, most = int_range(self.dtype)
+        ends = []
+        for end, beyond, within in ((least, "sgt", "uge"), (most, "slt", "ule")):
+            upper, lower = const(end >> 32, ir.i64), const(end & _LOW, ir.i64)
+            inside = op("arith.cmpi", carried, upper, predicate=beyond)
+            same = op("arith.cmpi", carried, upper, predicate="eq")
+            near = op("arith.cmpi", rest, lower, predicate=within)
+            ends.append(op("arith.ori", inside, op("arith.andi", same, near)))
+        message = f"the sum `{self.name}` overflows {_named(self.dtype)}"
+        _fail(self.cx, op("arith.andi", *ends), message, [], span)
+
+
+def check_sums(sums: Sequence[Sum], bits: Sequence[Value], span: Span) -> None:
+    """Checks sums whose upper and lower bits, one after the other, a loop has reduced."""
+    pairs = zip(bits[::2], bits[1::2], strict=True)
+    for one in sums:
+        for _ in range(len(one.inits) // 2):
+            one.check(*next(pairs), span)

@@ -40,6 +40,13 @@ class Parameter:
     default: Any = EMPTY
     position: Any = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
+    @property
+    def is_variadic(self) -> bool:
+        """Whether it is ``*args`` or ``**kwargs``, whose annotation says what each of them is."""
+        return self.position in (
+            inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+        )  # fmt: skip
+
 
 def annotations_of(function: Callable[..., Any]) -> dict[str, Any]:
     """The annotations of ``function``; those that are text are evaluated where that is possible."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weft.errors import KernelTypeError, Span
-from weft.frontend import complexes, elements, slices
+from weft.frontend import choices, complexes, elements, slices
 from weft.frontend.context import Lowering
 from weft.frontend.kinds import (
     Along,
@@ -72,19 +72,9 @@ def view(cx: Lowering, part: View, sizes: list[Index]) -> Row:
     span = cx.builder.span
 
     def at(place: list[Index]) -> Operand:
-        return cx.load_element(part.tensor, subscripts(cx, part, place, span), span)
+        return cx.load_element(part.tensor, slices.subscripts(cx, part, place, span), span)
 
     return Row(sizes, at, part, ((part, True),))
-
-
-def subscripts(cx: Lowering, part: View, place: list[Index], span: Span) -> list[Value]:
-    """The tensor's subscripts of the element of a view at ``place``."""
-    remaining = iter(place)
-    return [
-        axis if isinstance(axis, Value) else
-        cx.scalars.index(slices.position(cx, axis, next(remaining), span), span)
-        for axis in part.axes
-    ]  # fmt: skip
 
 
 def computed(
@@ -122,8 +112,11 @@ def subscript(cx: Lowering, row: Row, node: ast.expr, span: Span) -> Operand:
     if row.view is not None:
         part = _narrowed(cx, row.view, axes, span)
         if not sizes:
-            return cx.load_element(part.tensor, subscripts(cx, part, [], span), span)
+            return cx.load_element(part.tensor, slices.subscripts(cx, part, [], span), span)
         return view(cx, part, sizes)
+    if row.choice is not None:
+        found = choices.narrowed(cx, row, lambda v: _narrowed(cx, v, axes, span), sizes)
+        return found if sizes else found.at([])
 
     def at(place: list[Index]) -> Operand:
         remaining = iter(place)
@@ -137,12 +130,16 @@ def subscript(cx: Lowering, row: Row, node: ast.expr, span: Span) -> Operand:
 
 def place(cx: Lowering, row: Row, node: ast.expr, span: Span) -> Part | Row:
     """What ``row[...] = ...`` stores into: an element, or a part of a tensor."""
-    if row.view is None:
+    if row.view is None and row.choice is None:
         raise _value(span)
     picked = slices.axes(cx, node, row.extents, functools.partial(_integer, cx, row), span)
-    part = _narrowed(cx, row.view, [axis for axis, _ in picked], span)
-    sizes = [size for _, size in picked if size is not None]
-    return view(cx, part, sizes) if sizes else Part(part.tensor, subscripts(cx, part, [], span))
+    axes, sizes = [axis for axis, _ in picked], [size for _, size in picked if size is not None]
+    if row.view is None:
+        return choices.narrowed(cx, row, lambda v: _narrowed(cx, v, axes, span), sizes)
+    part = _narrowed(cx, row.view, axes, span)
+    return (
+        view(cx, part, sizes) if sizes else Part(part.tensor, slices.subscripts(cx, part, [], span))
+    )
 
 
 def _value(span: Span) -> KernelTypeError:
@@ -171,7 +168,8 @@ def _integer(cx: Lowering, row: Row, k: int, x: Operand, span: Span) -> Index:
     if cx.debug:
         with cx.builder.about(span):
             end = cx.scalars.index(size, span)
-            cx.builder.do("weft.bounds", found, end, tensor="a row", axis=k)
+            name = row.choice.name + "[...]" if row.choice else "a row"
+            cx.builder.do("weft.bounds", found, end, tensor=name, axis=k)
     return Scalar(found, "int")
 
 
@@ -194,8 +192,13 @@ def _narrowed(cx: Lowering, part: View, picked: Sequence[Along | Index], span: S
 
 def item(cx: Lowering, row: Row, k: Index) -> Row:
     """Item ``k`` along the first one of several dimensions."""
+    axes: list[Along | Index] = [k, *(Along(Static(0), 1) for _ in row.extents[1:])]
+    if row.choice is not None:
+        span = cx.builder.span
+        return choices.narrowed(
+            cx, row, lambda part: _narrowed(cx, part, axes, span), row.extents[1:]
+        )  # fmt: skip
     if row.view is not None:
-        axes: list[Along | Index] = [k, *(Along(Static(0), 1) for _ in row.extents[1:])]
         return view(cx, _narrowed(cx, row.view, axes, cx.builder.span), row.extents[1:])
     return computed(cx, row.extents[1:], lambda place: row.at([k, *place]), [(row, False)])
 
@@ -395,8 +398,8 @@ def store(
 ) -> None:
     """Stores ``x`` into the part of a tensor that ``target`` is: a row of its shape, or a number
     everywhere. ``put`` stores one element."""
-    part = target.view
-    if part is None:
+    views = (target.view,) if target.view else target.choice.views if target.choice else ()
+    if not views:
         raise _value(span)
     if isinstance(x, Vec | Tup):
         x = _written_out(x, span)
@@ -406,11 +409,16 @@ def store(
         value = cx.read_number(x, span)
     else:
         _require_fit(cx, row, target, span)
-        _refuse_overlap(cx, row, part, _spread(row, target.extents), span)
+        for part in views:
+            _refuse_overlap(cx, row, part, _spread(row, target.extents), span)
 
     def one(place: list[Index], none: list[Any]) -> list[Any]:
         item = value if row is None else fitted(row, place)
-        put(Part(part.tensor, subscripts(cx, part, place, span)), item)
+        if target.choice is not None:
+            choices.stored(cx, target.choice, place, lambda part: put(part, item), span)
+        else:
+            at = slices.subscripts(cx, views[0], place, span)
+            put(Part(views[0].tensor, at), item)
         return none
 
     each(cx, target.extents, [], one, span)

@@ -93,6 +93,7 @@ class Frame:
     counts: dict[str, int] = field(default_factory=dict)  # how often each name is assigned
     turns: tuple[int, ...] = ()  # of unrolled loops around: calls in each are sites of their own
     stored: set[str] = field(default_factory=set)  # names into whose elements is stored
+    grown: set[str] = field(default_factory=set)  # names of lists that grow or shrink
     around: Frame | None = None  # of a function that is defined in a device loop
     given: frozenset[str] = frozenset()  # the parameters of an inlined function
 

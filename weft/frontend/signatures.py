@@ -48,7 +48,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "Matrix.zero": ("dtype dt", "n", "m"), "Matrix.one": ("dtype dt", "n", "m"),
     "Vector.unit": ("n", "axis", "dtype dt ="),
     "Matrix.rows": ("rows",), "Matrix.cols": ("columns cols",), "Matrix.diag": ("dim", "val"),
-    "Matrix.identity": ("dtype dt", "n"), "eye": ("n",), "zeros": ("shape", "dtype dt ="),
+    "Matrix.identity": ("dtype dt", "n"), "eye": ("n",), "zeros": ("shape", "dtype dt =", "most ="),
     "dot": ("a", "b"), "cross": ("a", "b"), "distance": ("a", "b"), "length": ("v",),
     "normalize": ("v",), "cast": ("value", "dtype"), "determinant": ("m",), "inverse": ("m",),
 }  # fmt: skip

@@ -11,7 +11,17 @@ from collections.abc import Callable
 
 from weft.errors import KernelIndexError, KernelTypeError, Span
 from weft.frontend.context import Lowering
-from weft.frontend.kinds import Along, Operand, Scalar, Static, Tup, Vec, describe, dtype_of
+from weft.frontend.kinds import (
+    Along,
+    Operand,
+    Scalar,
+    Static,
+    Tup,
+    Vec,
+    View,
+    describe,
+    dtype_of,
+)
 from weft.ir.core import Value
 from weft.ir.views import constant_of
 
@@ -83,6 +93,16 @@ def position(cx: Lowering, axis: Along, k: Index, span: Span) -> Index:
     if isinstance(start, Static) and start.value == 0:
         return k
     return s.binary("+", start, k, span)
+
+
+def subscripts(cx: Lowering, part: View, place: list[Index], span: Span) -> list[Value]:
+    """The tensor's subscripts of the element of a view at ``place``."""
+    remaining = iter(place)
+    return [
+        axis if isinstance(axis, Value) else
+        cx.scalars.index(position(cx, axis, next(remaining), span), span)
+        for axis in part.axes
+    ]  # fmt: skip
 
 
 def _along(cx: Lowering, node: ast.Slice, size: Index, span: Span) -> tuple[Along, Index]:

@@ -13,7 +13,7 @@ import functools
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.errors import KernelNameError, KernelSyntaxError, KernelValueError
 from weft.frontend import host
@@ -38,6 +38,9 @@ from weft.lang.random import DRAWS, KEY, KEY_NAME, read_key
 from weft.source import FunctionSource, Span, recompiled
 from weft.values import frozen, mutable
 
+if TYPE_CHECKING:
+    from weft.frontend.members import Form
+
 STEP = "__weft_step__"  # the host function's check of a step that is computed
 LAUNCHERS = "__weft__"  # the host function's hidden first parameter: a tuple of launchers
 _HOST = "__weft_host__"  # the host function while it is compiled: no name that its body may read
@@ -48,6 +51,9 @@ SELF_EVIDENT = ("shape", "ndim", "dtype")
 # What a `return` gives: None, one item, or a tuple of items. An item is the name of the parameter
 # that it is, or "" for a value that the kernel made.
 Returned = str | tuple[str, ...] | None
+
+# How arguments come apart: the places of complex ones, or the forms of collections (or None).
+Parts = frozenset[int] | tuple[Any, ...]
 
 
 @frozen
@@ -97,9 +103,54 @@ class Region:
     stored: tuple[int, ...] = ()
     varying: set[Any] = field(default_factory=set)  # captured numbers (places) that are passed
     pinned: set[Any] = field(default_factory=set)  # those that have to stay constants
+    # The collections whose members are arguments: their names, forms, and members' names.
+    collections: list[tuple[str, Form, tuple[str, ...]]] = field(default_factory=list)
 
-    def of_pairs(self, which: frozenset[int]) -> Region:
-        """This loop where the arguments ``which`` are pairs of floats."""
+    def members_of(self, args: Sequence[Any], forms: Sequence[Form | None]) -> tuple[Any, ...]:
+        """What the loop ``of_parts(forms)`` is given for ``args``."""
+        from weft.frontend.members import leaves  # where there are collections
+
+        kept = self._passed(forms)
+        given = zip(args, forms, strict=False)
+        return tuple(v for k, (x, form) in enumerate(given) if k in kept for v in leaves(x, form))
+
+    def of_parts(self, key: Parts) -> Region:
+        """This loop where the arguments at these places are pairs of floats, or where collections
+        of these forms are passed as their members."""
+        return self._of_pairs(key) if isinstance(key, frozenset) else self._of_members(key)
+
+    def _of_members(self, forms: Sequence[Form | None]) -> Region:
+        from weft.frontend.members import leaf_names  # where there are collections
+
+        known = {arg.name for arg in self.args}
+        hidden = any(name.partition(".")[0] not in known for name in stored_into(self.node))
+        args: list[RegionArg] = []
+        stored: list[int] = []
+        collections: list[tuple[str, Form, tuple[str, ...]]] = []
+        for k in sorted(self._passed(forms)):
+            arg, form, first = self.args[k], forms[k], len(args)
+            names = tuple(leaf_names(arg.name, form))
+            if form is not None:
+                collections.append((arg.name, form, names))
+                one = arg.parameter is not None and arg.parameter.is_variadic
+                arg = replace(arg, parameter=arg.parameter if one else None, fresh=False)
+            args += [replace(arg, name=name) for name in names]
+            if k in self.stored or (form and hidden):  # by a name that the loop gives a member
+                stored += range(first, len(args))
+        return replace(
+            self, args=args, stored=tuple(stored), varying=set(), pinned=set(),
+            collections=collections,
+        )  # fmt: skip
+
+    def _passed(self, forms: Sequence[Form | None]) -> set[int]:
+        """The places of the arguments that are passed to the loop of members: members of others are
+        not passed twice, and what functions reach is found again, as it is read by places."""
+        held = {arg.name: form for arg, form in zip(self.args, forms, strict=True) if form}
+        found = (arg.read is not None and arg.key != KEY for arg in self.args)
+        return {k for k, (arg, again) in enumerate(zip(self.args, found, strict=True))
+                if not (again or _is_member(arg.name, held))}  # fmt: skip
+
+    def _of_pairs(self, which: frozenset[int]) -> Region:
         return replace(
             self, args=[replace(arg, pair=k in which) for k, arg in enumerate(self.args)]
         )
@@ -112,10 +163,17 @@ class Region:
     @property
     def totals(self) -> list[str]:
         """The names of the floats, integers and booleans that it reduces into: two of a complex
-        number."""
-        pairs = self.complex_results
-        names = ((f"{n}_real", f"{n}_imag") if n in pairs else (n,) for n in self.results)
+        number, and all of a vector."""
+        pairs, vectors = self.complex_results, self.vector_results
+        names = ((f"{n}_real", f"{n}_imag") if n in pairs
+                 else vectors.get(n, (n,)) for n in self.results)  # fmt: skip
         return [total for each in names for total in each]
+
+    @property
+    def vector_results(self) -> dict[str, tuple[str, ...]]:
+        """The results that are vectors or matrices, and the names of their numbers."""
+        made = {name: members for name, form, members in self.collections if form.shape}
+        return {name: tuple(f"{name}_{k}" for k in range(len(made[name]))) for name in made}
 
 
 @mutable
@@ -409,6 +467,16 @@ class _ReadsAfter:
                 f"accumulate into a value from before the loop (`{name} += ...`; of a place, after "
                 f"the loop that finds the value there: `{name} = min({name}, i)`)",
             )  # fmt: skip
+
+
+def _is_member(name: str, held: dict[str, Form]) -> bool:
+    """Whether a dotted argument is a member of a collection that is passed as its members, or what
+    is known of that."""
+    root, _, rest = name.rpartition(".")
+    if rest in SELF_EVIDENT and root not in held:
+        root, _, rest = root.rpartition(".")
+    form = held.get(root)
+    return form is not None and form.kind is not dict and rest in form.names
 
 
 def computed_step(node: ast.For) -> ast.expr | None:

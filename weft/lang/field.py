@@ -528,8 +528,17 @@ def var(dt: Any, shape: int | Sequence[int] = (), *, needs_grad: bool = False) -
     return field(dt, shape, needs_grad=needs_grad)
 
 
-def zeros(shape: int | Sequence[int], dtype: Any = f32) -> Array:
-    """A local array of zeros: each iteration of a kernel has its own, of a fixed shape."""
+def zeros(shape: int | Sequence[int], dtype: Any = f32, most: int | None = None) -> Any:
+    """A local array of zeros: each iteration of a kernel has its own, of a fixed shape. With
+    ``most``, a list of at most so many numbers, of any size, which may grow and shrink. Raises
+    ``KernelAssertionError`` for a larger one."""
     extents, kind = _extents(shape), complex_type(dtype) or as_dtype(dtype)
+    if most is not None:
+        if len(extents) != 1:
+            raise KernelTypeError("an array with `most` has one dimension",
+                                  help="write weft.zeros(n, weft.f32, most=64)")  # fmt: skip
+        from weft.lang.growing import Bounded  # few programs have some
+
+        return Bounded([kind(0)] * extents[0], kind, most)
     with quietly():
         return torch.zeros(extents, dtype=kind.torch).as_subclass(Array)

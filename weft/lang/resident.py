@@ -14,6 +14,7 @@ from then on.
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 import weakref
@@ -217,7 +218,8 @@ class ResidentField(Resident, Field):
             home = made.home
             vars(made).update(vars(self))
             made.home = home
-            Field.made[id(made)] = made
+            made.tangent = copy.deepcopy(self.tangent, memo)
+            made.announce()
         return memo[id(self)]
 
     def lay_out(self, shape: tuple[int, ...]) -> None:

@@ -49,7 +49,7 @@ from weft.runtime.fastpath import passed
 from weft.runtime.launch import Launcher, one_or_all, overlaps
 from weft.runtime.overlap import dense
 from weft.runtime.pairs import apart
-from weft.runtime.signature import TORCH_DTYPES, are_complex
+from weft.runtime.signature import TORCH_DTYPES, come_apart
 from weft.values import mutable
 
 _MANY = 1 << 14  # elements of a gradient, from which on each may have a thread that sums it
@@ -550,7 +550,7 @@ def tracked(
 def with_tangents(launcher: Launcher, plain: Callable[..., Any], *args: Any) -> Any:
     """A launch of a kernel's loop inside of a level of forward mode; ``plain`` is the launch
     without."""
-    if are_complex(launcher.region, args):
+    if come_apart(launcher.region, args):
         return apart(launcher, args, lambda own, given: with_tangents(own, own.current, *given))
 
     def call(given: tuple[Any, ...]) -> Any:
@@ -563,7 +563,7 @@ def with_tangents(launcher: Launcher, plain: Callable[..., Any], *args: Any) -> 
 
 def with_functions(launcher: Launcher, make: Make, *args: Any) -> Any:
     """A launch of a kernel's loop that ``make`` carries out, and all that is derived from it."""
-    if are_complex(launcher.region, args):
+    if come_apart(launcher.region, args):
         return apart(launcher, args, lambda own, given: with_functions(own, make, *given))
     return extended(launcher, args, lambda given: differentiate(launcher, given, make))
 

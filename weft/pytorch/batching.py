@@ -19,14 +19,14 @@ from weft.runtime.fastpath import passed
 from weft.runtime.launch import Launcher, one_or_all, overlaps
 from weft.runtime.overlap import dense
 from weft.runtime.pairs import apart
-from weft.runtime.signature import TORCH_DTYPES, are_complex
+from weft.runtime.signature import TORCH_DTYPES, come_apart
 
 # pyright: reportPrivateUsage=false
 
 
 def with_batches(launcher: Launcher, plain: Callable[..., Any], *args: Any) -> Any:
     """A launch of a kernel's loop under ``vmap``; ``plain`` is the launch without."""
-    if are_complex(launcher.region, args):
+    if come_apart(launcher.region, args):
         return apart(launcher, args, lambda own, given: with_batches(own, own.current, *given))
 
     def call(given: tuple[Any, ...]) -> Any:

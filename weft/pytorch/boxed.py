@@ -236,7 +236,7 @@ class BoxedKernel:
         if which:
             if program.loops or any(not isinstance(args[k], torch.Tensor) for k in which):
                 raise Unfit
-            launcher = launcher.of_pairs(which)
+            launcher = launcher.other(which)
             if launcher.region.complex_results:
                 raise Unfit
             args = tuple(torch.view_as_real(v.resolve_conj()) if k in which else v

@@ -25,7 +25,7 @@ from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.launch import KernelLike, Launcher, empty_results
 from weft.runtime.overlap import OverlapWarning, fakes_need_order
 from weft.runtime.pairs import apart
-from weft.runtime.signature import DTYPES, are_complex, spec_of
+from weft.runtime.signature import DTYPES, come_apart, spec_of
 from weft.source import FunctionSource, Span
 
 
@@ -53,7 +53,7 @@ def _launcher(launcher: Launcher, source: FunctionSource, operator: bool) -> Cal
         return others[own](*given)
 
     def launch(*args: Any) -> Any:
-        if are_complex(region, args):
+        if come_apart(region, args):
             return apart(launcher, args, of_pairs)
         if is_backed(region, args):
             tensors = backed(region, args)

@@ -26,7 +26,7 @@ from weft.pytorch.fusion import Facts, Fusion, Opaque, Probe, Tensor, prepared
 from weft.pytorch.identity import DECIDING, chains
 from weft.runtime.backing import is_backed
 from weft.runtime.launch import KernelLike, Launcher, empty_results, one_or_all
-from weft.runtime.signature import are_complex
+from weft.runtime.signature import come_apart
 from weft.values import frozen
 
 # pyright: reportPrivateUsage=false
@@ -113,7 +113,7 @@ def launched(launcher: Launcher, args: Sequence[Any]) -> Launch:
     """A launch with these arguments. Raises ``Opaque``."""
     region, options = launcher.region, launcher.options
     tensors = [v for v in args if isinstance(v, torch.Tensor)]
-    if are_complex(region, args) or any(arg.pair for arg in region.args):
+    if come_apart(region, args) or any(arg.pair for arg in region.args):
         raise Opaque("its numbers are complex")
     _check_options(options, tensors[0].device.type if tensors else "cpu")
     if is_backed(region, args) or any(a.read for a in region.args):

@@ -32,7 +32,7 @@ from weft.pytorch.forward_level import is_open
 from weft.pytorch.library import Operators
 from weft.pytorch.operator import Operator
 from weft.pytorch.recipe import Fresh, Made, Place, Recipe, captured, cells_of
-from weft.runtime.launch import KernelLike, Launcher
+from weft.runtime.launch import KernelLike, Launcher, gradient_error
 from weft.source import FunctionSource
 
 OLDEST = "2.13"  # the oldest torch whose Dynamo was seen to trace host parts
@@ -175,6 +175,8 @@ class TracedLoop:
 
     def __init__(self, operators: Operators, region: Region) -> None:
         kernel = operators.kernel
+        written = ", ".join(region.args[k].name for k in region.stored)
+        self.no_gradient = str(gradient_error(written, region.span))
         made = tuple(k for k in region.stored if _is_made(kernel, region, k))
         others = tuple(k for k in region.stored if k not in made)
         # For each argument a letter: Dynamo may take the numbers of an object for symbols.
@@ -201,9 +203,13 @@ class TracedLoop:
         for value, role in zip(args, self.roles, strict=True):
             if role == "c":  # which Dynamo must not look at, or it guards the value
                 continue
-            if isinstance(value, torch.Tensor):
-                if (role in "-w" and recorded and value.requires_grad) or value.is_complex():
-                    wanted = True
+            members = value if isinstance(value, list | tuple) else (value,)
+            if any(isinstance(v, torch.Tensor) for v in members):
+                for v in members:
+                    if isinstance(v, torch.Tensor) and (
+                        (role in "-w" and recorded and v.requires_grad) or v.is_complex()
+                    ):  # fmt: skip
+                        wanted = True
             elif isinstance(value, complex):
                 wanted = True
         operators = self.recorded if wanted else self.plain
@@ -211,6 +217,8 @@ class TracedLoop:
         for value, role, back in zip(args, self.roles, operators.given, strict=True):
             if role == "m":
                 values += [list(value.shape), list(value.stride()), value.dtype, value.device]
+            elif back == "r" and isinstance(value, list | tuple):
+                raise TypeError(self.no_gradient)  # Dynamo makes no other errors
             elif back == "r":  # it is written to, and saved for a gradient before
                 values.append(copied(value) if role == "w" and not inside else value.clone())
             elif role != "c":

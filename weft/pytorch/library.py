@@ -14,6 +14,7 @@ import ast
 import contextlib
 import dis
 import functools
+import inspect
 import sys
 import uuid
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from torch._guards import TracingContext
 
 from weft.errors import GradientError, KernelTypeError
 from weft.frontend.callees import known
+from weft.frontend.members import form_of, leaves
 from weft.frontend.mutation import mutated
 from weft.frontend.names import Scope, root_name
 from weft.frontend.parameters import EMPTY, Parameter
@@ -117,6 +119,7 @@ class Operators:
         values = list(self.kernel.bind(args, kwargs).arguments.values())
         types = tuple(map(schema_type, self.parameters, values))
         fixed = [v for v, t in zip(values, types, strict=True) if not t]
+        _refuse_hidden(self, values, types)
         operator = self.find(types, fixed, self.deciding(), autocast)
         return operator, values, [v for v, t in zip(values, types, strict=True) if t]
 
@@ -130,15 +133,10 @@ class Operators:
         plain = len(loops) > 0
         every = False
         for number, parameter in enumerate(self.parameters):
-            if number < len(args):
-                value = args[number]
-            elif parameter.name in kwargs:
-                value = kwargs[parameter.name]
-            else:
-                value = parameter.default
+            value = _given(self.parameters, number, args, kwargs)
             kind = schema_type(parameter, value)
             nested = isinstance(value, torch.Tensor) and value.is_nested
-            if nested or (not kind and not isinstance(value, _FIXED)):
+            if nested or (not kind and (not isinstance(value, _FIXED) or _holds(value))):
                 self.refuse(parameter.name, nested)
                 return self.refused[parameter.name](*args, **kwargs)
             values.append(value)
@@ -383,13 +381,14 @@ def _is_copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     recorded = torch.is_grad_enabled()
     inside = torch._C._functorch.get_dynamic_layer_stack_depth() > 0 and differentiates()
     traced = torch.compiler.is_dynamo_compiling()  # which cannot tell what is of a transform
-    for value in (*args, *kwargs.values()):
+    values = (*args, *kwargs.values())
+    for value in (*values, *(v for x in values if isinstance(x, list | tuple) for v in x)):
         if isinstance(value, torch.Tensor) and (
             (recorded and value.requires_grad) or value.is_complex()
             or (inside and (traced or is_functorch_wrapped_tensor(value)))
         ):  # fmt: skip
             return True
-    return not traced and has_dual((*args, *kwargs.values()))
+    return not traced and has_dual(values)
 
 
 def schema_type(parameter: Parameter, value: Any) -> str:
@@ -407,11 +406,58 @@ def schema_type(parameter: Parameter, value: Any) -> str:
         return "float"
     if kind:
         return kind
-    if isinstance(value, list | tuple) and value:
+    if isinstance(value, list | tuple) and value and not hasattr(value, "_fields"):
         first = schema_type(parameter, value[0])
         if first and all(schema_type(parameter, item) == first for item in value):
             return f"{first}[]" if "[" not in first else ""
     return ""
+
+
+def _given(
+    parameters: Sequence[Parameter], number: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """What a call gives the parameter of that number."""
+    parameter = parameters[number]
+    if parameter.position is inspect.Parameter.VAR_POSITIONAL:
+        return args[number:]
+    if parameter.is_variadic:
+        own = [p.name for p in parameters]
+        return {k: v for k, v in kwargs.items() if k not in own} or ()
+    if number < len(args):
+        return args[number]
+    return kwargs.get(parameter.name, parameter.default)
+
+
+def _refuse_hidden(operators: Operators, values: Sequence[Any], types: Sequence[str]) -> None:
+    """Refuses a call whose operator would have tensors fixed in it that PyTorch has to see."""
+    for parameter, value, kind in zip(operators.parameters, values, types, strict=True):
+        if not kind and any(map(_is_followed, leaves(value, form_of(value)))):
+            raise KernelTypeError(
+                f"`{parameter.name}` is {_named(value)} of tensors, of which a derivative, a "
+                "batch or a graph is made", operators.kernel.span,
+                help="where PyTorch follows a kernel as an operator, it sees tensors and tuples "
+                "of them: pass these as arguments of their own",
+            )  # fmt: skip
+
+
+def _is_followed(value: Any) -> bool:
+    """Whether ``value`` is a tensor that a transform, autograd or a graph has to see."""
+    return isinstance(value, torch.Tensor) and (
+        (torch.is_grad_enabled() and value.requires_grad) or is_functorch_wrapped_tensor(value)
+        or _is_tracing()
+    )  # fmt: skip
+
+
+def _named(value: Any) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def _holds(value: Any) -> bool:
+    """Whether ``value``, which is none of an operator's arguments, holds tensors."""
+    if isinstance(value, list | tuple):
+        return any(_holds(item) for item in value)
+    return isinstance(value, torch.Tensor)
 
 
 def one_return(kernel: KernelLike) -> Returned:

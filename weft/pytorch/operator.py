@@ -298,7 +298,7 @@ class OperatorForm:
             wanting = ""
             if torch.is_grad_enabled():
                 wanting = next((n for n, v in zip(names, passed, strict=True) if needs_grad(v)), "")
-            if wanting and any(is_float(passed[k]) for k in written):
+            if wanting and any(is_float(v) for k in written for v in items(passed[k])):
                 raise gradient_error(wanting, span)
             with torch._C._AutoDispatchBelowAutograd():
                 out = overload.redispatch(keyset & torch._C._after_autograd_keyset, *passed)

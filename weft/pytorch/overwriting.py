@@ -329,8 +329,11 @@ def made_here(launcher: Launcher, specs: Sequence[Spec]) -> frozenset[int]:
 def _names(launcher: Launcher, specs: Sequence[Spec]) -> list[str]:
     """What the arguments of the loop's function are called in the host part."""
     region = launcher.region
+    whole = {member: name for name, _, members in region.collections for member in members}
     names: list[str] = []
     for name, spec in zip(launcher.forms.names, specs, strict=True):
-        names += [name] * (isinstance(spec, TensorSpec) or len(scalar_formats(spec)))
-    both = region.complex_results
-    return names + [n for n in region.results for _ in range(1 + (n in both))]
+        count = 1 if isinstance(spec, TensorSpec) else len(scalar_formats(spec))
+        names += [whole.get(name, name)] * count
+    both, vectors = region.complex_results, region.vector_results
+    counts = {n: 2 if n in both else len(vectors.get(n, (n,))) for n in region.results}
+    return names + [n for n in region.results for _ in range(counts[n])]

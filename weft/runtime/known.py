@@ -74,6 +74,7 @@ def key_of(
     loops = [region.node, *hints_of(region.node)]
     try:
         told = [f"{name}: {_spec(name, spec, places)}" for name, spec in specs.items()]
+        told += (f"{name} {_form(form)}" for name, form, _ in region.collections)
         told += map(str, _text(source.function, source))
     except _Untold:
         return None
@@ -199,6 +200,16 @@ def _text(function: Any, source: FunctionSource) -> Iterator[str | int]:
     yield from (source.file, state.st_size, state.st_mtime_ns, source.tree.lineno, source.name)
     yield from (function.__qualname__, function.__code__.co_flags)
     yield hashlib.sha256(source.text.encode()).hexdigest()
+
+
+def _form(form: Any) -> str:
+    """What tells a collection from others. Raises ``_Untold`` of a class, which has methods."""
+    if form is None:
+        return "_"
+    if form.kind not in (list, tuple, dict) and not form.shape:
+        raise _Untold
+    names = [f"{type(name).__name__} {name}" for name in form.names]
+    return f"{form.kind.__name__}{form.shape}{names}({', '.join(map(_form, form.items))})"
 
 
 def _hints(function: types.FunctionType) -> Iterator[str]:

@@ -28,7 +28,7 @@ from weft.errors import (
 )
 from weft.frontend.kinds import RegionChanged
 from weft.frontend.specs import Spec, TensorSpec
-from weft.frontend.split import HostPart, Region
+from weft.frontend.split import HostPart, Parts, Region
 from weft.ir.core import Function
 from weft.lang.resident import Resident, on_host
 from weft.options import Options
@@ -59,13 +59,14 @@ from weft.runtime.overlap import (
     refuse_overlap_within,
     refuse_rows,
 )
-from weft.runtime.signature import TORCH_DTYPES, are_complex
+from weft.runtime.signature import TORCH_DTYPES, come_apart
 from weft.runtime.specialize import Forms, Specialization, holds
 from weft.source import FunctionSource, Span
 
 log_launch = logging.getLogger("weft.launch")
 
 MOST_PLANS = 4096  # per launcher: a program of ever new shapes must not grow without end
+MOST_OTHERS = 256  # launchers for pairs and members
 TINY = 4096  # elements of all tensors together, up to which a brief loop keeps the GIL
 
 
@@ -156,7 +157,7 @@ class Launcher:
         self.region, self.source = region, source
         self.forms = Forms(region, source, options, self._forget, compile_region)
         self.lock = self.forms.lock
-        self.generated: dict[tuple[tuple[Any, ...], frozenset[int]], Generated] = {}
+        self.generated: dict[Any, Generated] = {}
         self.promoted: list[native.FastCall] = []  # what builtins are made of, newest first
         self.complex_calls: dict[tuple[Any, ...], int] = {}  # how many there were, by what they had
         self.direct: Direct | None = None  # of its kernel
@@ -164,7 +165,7 @@ class Launcher:
         self.warned = False  # of arguments that share memory
         self.current: Callable[..., Any] = self
         self.install: Callable[[Callable[..., Any]], None] = self._become
-        self.pairs: dict[frozenset[int], Self] = {}  # by the positions of complex arguments
+        self.others: dict[Parts, Self] = {}  # where arguments come apart
         # What launches the loop where a gradient is asked for; autograd is a layer above.
         self.differentiate: Callable[[tuple[Any, ...]], Any] = self.refuse_grad
         # Has another launcher of the loop do the same where a gradient is asked for.
@@ -184,8 +185,8 @@ class Launcher:
 
     @property
     def specializations(self) -> list[Specialization]:
-        """What was compiled so far, also for pairs."""
-        others = (s for launcher in self.pairs.values() for s in launcher.specializations)
+        """What was compiled so far, also for pairs and members."""
+        others = (s for launcher in self.others.values() for s in launcher.specializations)
         return [*self.forms.compiled.values(), *others]
 
     def forget(self) -> None:
@@ -198,7 +199,7 @@ class Launcher:
         self.generated.clear()
         self.promoted.clear()
         self.complex_calls.clear()
-        for launcher in self.pairs.values():
+        for launcher in self.others.values():
             launcher.forget()
         for kernel in self.boxed:
             kernel.forget()
@@ -209,8 +210,8 @@ class Launcher:
     # --- the slow path ---------------------------------------------------------------------------
     def slow(self, args: tuple[Any, ...]) -> Any:
         """A call whose exact arguments are new: checks them, compiles if needed, makes a plan."""
-        if are_complex(self.region, args):
-            return _as_pairs(self, args)
+        if come_apart(self.region, args):
+            return _apart(self, args)
         if is_backed(self.region, args):
             return self._with_backing(args)
         if not self.options.on and any(isinstance(v, Resident) for v in args):
@@ -226,13 +227,16 @@ class Launcher:
             except RegionChanged as change:
                 self.forms.change(change)
 
-    def of_pairs(self, which: frozenset[int]) -> Self:
-        """What launches the loop where the arguments ``which`` are pairs of floats."""
+    def other(self, key: Parts) -> Self:
+        """What launches the loop where the arguments at these places are pairs of floats, or where
+        collections of these forms are passed as their members."""
         with self.lock:
-            found = self.pairs.get(which)
+            found = self.others.get(key)
             if found is None or found.options is not self.options:
-                own, compiling = self.region.of_pairs(which), self.forms.compile_region
-                found = self.pairs[which] = type(self)(own, self.source, self.options, compiling)
+                if len(self.others) >= MOST_OTHERS:
+                    self.others.clear()
+                own, compiling = self.region.of_parts(key), self.forms.compile_region
+                found = self.others[key] = type(self)(own, self.source, self.options, compiling)
                 self.connect(found)
             return found
 
@@ -397,13 +401,14 @@ class Launcher:
         return any(arg.read is not None for arg in self.region.args)
 
 
-def _as_pairs(launcher: Launcher, args: tuple[Any, ...]) -> Any:
-    from weft.runtime.pairs import apart, work_of  # only where there are complex numbers
+def _apart(launcher: Launcher, args: tuple[Any, ...]) -> Any:
+    from weft.runtime.pairs import apart, work_of  # only where there are such arguments
 
     def call(own: Launcher, given: tuple[Any, ...]) -> Any:
         found = own.current(*given)
-        with launcher.lock:
-            launcher.put(work_of(launcher.complex_calls, args, own, given), args)
+        if not own.region.collections:
+            with launcher.lock:
+                launcher.put(work_of(launcher.complex_calls, args, own, given), args)
         return found
 
     return apart(launcher, args, call)

@@ -1,8 +1,10 @@
-"""Complex arguments of a device loop: passed as pairs of floats, of which the loop knows.
+"""Arguments of a device loop that are passed as others: a complex one as a pair of floats, and a
+list, tuple, dict or dataclass of tensors as its members.
 
-A loop has a launcher of its own for each set of arguments that are complex. Its tensors are views
-of theirs (``torch.view_as_real``), so that what derives, batches or records launches sees floats,
-and the gradient in torch's convention is what torch makes of the views.
+A loop has a launcher of its own for each set of arguments that are complex, and for each set of
+forms of collections. The tensors of the former are views (``torch.view_as_real``), so that what
+derives, batches or records launches sees floats, and the gradient in torch's convention is what
+torch makes of the views.
 """
 
 from __future__ import annotations
@@ -16,18 +18,18 @@ from torch.autograd import forward_ad
 # What is asked of forward mode and transforms has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 from weft.errors import KernelValueError
-from weft.frontend.split import Region
+from weft.frontend.split import Parts, Region
 from weft.runtime.fastpath import kind_of
 from weft.runtime.native import FastCall
-from weft.runtime.signature import check_argument, is_pair
+from weft.runtime.signature import check_argument, forms_of, is_pair
 
 
 class Paired(Protocol):
-    """What has another of its kind for pairs: a launcher."""
+    """What has others of its kind for pairs and members: a launcher."""
 
     region: Region
 
-    def of_pairs(self, which: frozenset[int]) -> Self: ...
+    def other(self, key: Parts) -> Self: ...
 
 
 T = TypeVar("T", bound=Paired)
@@ -36,9 +38,16 @@ _SMALL = 1 << 14  # elements that are copied faster than torch tells autograd of
 
 
 def apart(launcher: T, args: Sequence[Any], call: Callable[[T, tuple[Any, ...]], Any]) -> Any:
-    """``call`` of the launcher for pairs and its arguments; its results as complex numbers. Where
-    nothing is complex, of what is given."""
+    """``call`` of the launcher for pairs and members, and its arguments; its results as complex
+    numbers. Where nothing comes apart, of what is given."""
     region = launcher.region
+    forms = forms_of(region, args)
+    if any(forms):
+        own = launcher.other((*forms,))
+        found = apart(own, region.members_of(args, forms), call)
+        return _vectors(
+            own.region, dict(zip((a.name for a in region.args), args, strict=False)), found
+        )
     which = frozenset(k for k, pair in enumerate(map(is_pair, region.args, args)) if pair)
     if not which:
         return call(launcher, (*args,))
@@ -59,7 +68,7 @@ def apart(launcher: T, args: Sequence[Any], call: Callable[[T, tuple[Any, ...]],
                 copies.append((value, made[id(value)]))
     given = tuple(made.get(id(v) if isinstance(v, torch.Tensor) else k, v) if k in which else v
                   for k, v in enumerate(args))  # fmt: skip
-    own = launcher.of_pairs(which)
+    own = launcher.other(which)
     found = call(own, given)
     for value, parts in copies:
         value.copy_(torch.view_as_complex(parts))
@@ -136,7 +145,22 @@ def _joined(region: Region, found: Any) -> Any:
     """What a launch gives, if anything: the two results that are a complex number as one."""
     if not region.complex_results or found is None:
         return found
-    results = iter(found)
-    made = [torch.complex(next(results), next(results)) if name in region.complex_results
-            else next(results) for name in region.results]  # fmt: skip
+    results, made = iter(found), list[Any]()
+    vectors = region.vector_results
+    for name in region.results:
+        if name in region.complex_results:
+            made.append(torch.complex(next(results), next(results)))
+        else:
+            made += [next(results) for _ in vectors.get(name, (name,))]
+    return made[0] if len(made) == 1 else tuple(made)
+
+
+def _vectors(region: Region, before: Mapping[str, Any], found: Any) -> Any:
+    """What a launch gives, with the numbers of a vector as one like that from before."""
+    vectors = region.vector_results
+    if not vectors or found is None:
+        return found
+    results = iter(found if isinstance(found, tuple) else (found,))
+    made = [before[name].with_entries([next(results) for _ in vectors[name]])
+            if name in vectors else next(results) for name in region.results]  # fmt: skip
     return made[0] if len(made) == 1 else tuple(made)

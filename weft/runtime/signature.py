@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,10 +16,14 @@ from weft.frontend.parameters import Parameter, element_shape, is_clamped
 from weft.frontend.specs import TENSOR_DTYPES, ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec
 from weft.frontend.split import Region, RegionArg
 from weft.lang import dtypes
+from weft.lang.elements import Elementwise
 from weft.lang.numbers import Number
 from weft.lang.resident import Resident
 from weft.lang.vectors import Backing
 from weft.source import Span
+
+if TYPE_CHECKING:
+    from weft.frontend.members import Form
 
 DTYPES: dict[torch.dtype, str] = {d.torch: d.name for d in dtypes.DTYPES.values()}
 # By weft's names and the IR's.
@@ -28,12 +32,30 @@ _DISPATCH = "__torch_dispatch__"  # by its name: torch's annotation of it cannot
 _SCALARS = ("float", "int", "bool")
 COMPLEX = frozenset([torch.complex64, torch.complex128])
 _COMPLEX_NUMBERS = (complex, np.complexfloating)
+_PLAIN = (torch.Tensor, int, float, str, type(None))
 _SYMBOLIC = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
 
 
-def are_complex(region: Region, args: Sequence[Any]) -> bool:
-    """Whether ``region`` takes some of these arguments as pairs."""
-    return any(map(is_pair, region.args, args))
+def come_apart(region: Region, args: Sequence[Any]) -> bool:
+    """Whether ``region`` takes some of these arguments as pairs, or as their members."""
+    return any(map(is_pair, region.args, args)) or any(forms_of(region, args))
+
+
+def forms_of(region: Region, args: Sequence[Any]) -> list[Form | None]:
+    """The form of each argument that is passed as its members: a collection of tensors. (What is
+    captured is a constant, whose tensors are reached.)"""
+    if all(arg.captured or isinstance(value, _PLAIN) for arg, value in zip(region.args, args)):  # noqa: B905
+        return [None for _ in region.args]
+    from weft.frontend.members import form_of, form_of_total  # where there may be collections
+
+    given = zip(region.args, args, strict=False)
+    forms = [
+        None if arg.captured or isinstance(value, _PLAIN)
+        else form_of_total(value) if isinstance(value, Elementwise) and arg.name in region.results
+        else form_of(value)
+        for arg, value in given
+    ]  # fmt: skip
+    return [*forms, *(None for _ in region.args[len(forms) :])]
 
 
 def is_pair(arg: RegionArg, value: Any) -> bool:
@@ -59,20 +81,13 @@ def spec_of(arg: RegionArg, value: Any, span: Span | None = None) -> Spec:
         if arg.pair:
             spec = replace(spec, pair=True)
         return replace(spec, shape=tuple(value.shape)) if arg.template else spec
-    kept = "." in arg.name and isinstance(value, tuple | list) and _holds_tensors(value)
-    if arg.captured or arg.template or kept:  # kept: self.xs, the tensors of an object
+    if arg.captured or arg.template:
         return _constant(arg.name, value, span)
     if arg.parameter is not None and arg.parameter.kind:
         check_argument(arg.parameter, value, span)
         if arg.parameter.kind in _SCALARS and value is not None:
             return ScalarSpec(arg.parameter.kind, arg.parameter.dtype)
     return value_spec(arg.name, value, span)
-
-
-def _holds_tensors(value: Any) -> bool:
-    if isinstance(value, tuple | list) and not hasattr(value, "entries"):
-        return any(map(_holds_tensors, value))
-    return isinstance(value, torch.Tensor)
 
 
 def check_argument(parameter: Parameter, value: Any, span: Span | None = None) -> None:

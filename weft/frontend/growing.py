@@ -1,0 +1,197 @@
+"""Lists of an iteration that grow and shrink: an array with room for some elements, and its length.
+
+``a = []`` makes one where the function calls ``a.append`` or another of ``METHODS``, and
+``weft.zeros(n, dtype, most=room)`` of a size that is known at run time. The length is in memory, as
+the elements are, so that branches and loops need not hand it on.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from weft.errors import KernelSyntaxError, KernelTypeError, Span
+from weft.frontend import elements
+from weft.frontend.casts import MOST_ELEMENTS, static_items, too_large
+from weft.frontend.context import Lowering
+from weft.frontend.kinds import (
+    Method,
+    Operand,
+    Scalar,
+    ScalarKind,
+    Static,
+    Tensor,
+    dtype_of,
+)
+from weft.ir import types as ir
+from weft.ir.core import Op, Value, walk
+from weft.ir.views import written_by
+from weft.lang.growing import ROOM
+
+METHODS = ("append", "extend", "pop", "clear", "insert", "remove", "sort", "reverse")
+
+
+def grown(node: ast.AST) -> set[str]:
+    """The names of lists that ``node`` lets grow or shrink, and of empty ones that it hands to
+    functions, which may."""
+    found, empty, handed = set[str](), set[str](), set[str]()
+    for child in ast.walk(node):
+        match child:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr)) if (
+                attr in METHODS
+            ):
+                found.add(name)
+            case ast.Call(args=args):
+                handed |= {arg.id for arg in args if isinstance(arg, ast.Name)}
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.List(elts=[])):
+                empty.add(name)
+            case _:
+                pass
+    return found | (empty & handed)
+
+
+def of_items(
+    cx: Lowering, name: str, items: Sequence[Operand], span: Span, dtype: str = "",
+    room: int = ROOM,
+) -> Tensor:  # fmt: skip
+    """A list that holds ``items``. Without a ``dtype`` its elements have the join of the types of
+    all that it ever holds."""
+    key = () if dtype else (*cx.frame.path, f"{name}[]")
+    for item in items if key else ():
+        _check_number(item, span)
+        cx.widen_at(key, item, span)
+    kind = cx.kinds.get(key) if key else ScalarKind(dtype)
+    kind = kind or ScalarKind("int")  # until something is put into it
+    assert isinstance(kind, ScalarKind)
+    memref = elements.local_memory(cx, (max(room, len(items)),), kind.dtype)
+    cell = cx.builder.alloca(ir.i64, (1,))
+    made = Tensor(memref, kind.dtype, f"the list {name}" if name else "a local array", local=True,
+                  listed=True, key=key, length=cell)  # fmt: skip
+    for k, item in enumerate(items):
+        cx.store_element(memref, kind.dtype, [cx.builder.index(k)], item, span)
+    _set_length(cx, made, cx.builder.index(len(items)))
+    return made
+
+
+def of_size(cx: Lowering, size: Operand, dtype: str, room: Operand, span: Span) -> Tensor:
+    """``weft.zeros(size, dtype, most=room)``."""
+    most = room.value if isinstance(room, Static) else None
+    if type(most) is not int or most < 1:
+        raise KernelTypeError("`most` is a constant, and at least 1", span,
+                              help="write weft.zeros(n, weft.f32, most=64)")  # fmt: skip
+    if most > MOST_ELEMENTS:
+        raise too_large(most, span)
+    made = of_items(cx, "", [], span, dtype, most)
+    count = cx.scalars.index(cx.read_scalar(size, span), span)
+    b = cx.builder
+    low, high = (b.op("arith.cmpi", count, b.index(k), predicate=p)
+                 for k, p in ((0, "sge"), (most, "sle")))  # fmt: skip
+    fits = b.op("arith.andi", low, high)
+    b.do("weft.assert", fits, message=f"the size of an array is not in 0..{most}, its `most`")
+    zero = cx.scalars.constant(0, dtype)
+    body = b.for_(b.index(0), count, b.index(1)).body
+    with b.at(body):
+        cx.store_element(made.memref, dtype, [body.args[0]], zero, span)
+        b.do("scf.yield")
+    _set_length(cx, made, count)
+    return made
+
+
+def length(cx: Lowering, x: Tensor) -> Scalar:
+    found = elements.extent(cx, x, 0)
+    assert isinstance(found, Scalar)
+    return found
+
+
+def _set_length(cx: Lowering, x: Tensor, count: Value) -> None:
+    assert x.length is not None
+    number = cx.builder.op("arith.index_cast", count, type=ir.i64)
+    cx.builder.store(number, x.length, [cx.builder.index(0)])
+
+
+def is_growing(x: object) -> bool:
+    return isinstance(x, Tensor) and x.length is not None
+
+
+def has(method: Method) -> bool:
+    return is_growing(method.receiver) and method.name in METHODS
+
+
+def method(cx: Lowering, method: Method, given: list[Operand], span: Span) -> Operand:
+    """``a.append(v)``, ``a.extend(items)``, ``a.pop()``, ``a.pop(k)``, ``a.clear()``."""
+    x, name = method.receiver, method.name
+    if name == "append" and len(given) == 1:
+        _append(cx, x, given[0], span)
+    elif name == "extend" and len(given) == 1 and static_items(given[0]) is not None:
+        for item in static_items(given[0]) or ():
+            _append(cx, x, item, span)
+    elif name == "clear" and not given:
+        _set_length(cx, x, cx.builder.index(0))
+    elif name == "pop" and len(given) < 2:
+        return _pop(cx, x, given, span)
+    else:
+        raise KernelTypeError(
+            f"`.{name}` of a list in a device loop" + " takes other arguments" * (name in
+            ("append", "pop", "clear")), span,
+            help="there are append(v), extend of a tuple, pop(), pop(k) and clear()",
+        )  # fmt: skip
+    return Static(None)
+
+
+def _check_number(item: Operand, span: Span) -> None:
+    if dtype_of(item) is None:
+        raise KernelTypeError(
+            "a list that grows holds numbers", span,
+            help="keep a list for each member, and append to all of them",
+        )  # fmt: skip
+
+
+def _append(cx: Lowering, x: Tensor, item: Operand, span: Span) -> None:
+    b = cx.builder
+    item = cx.read_scalar(item, span)
+    _check_number(item, span)
+    if x.key:
+        cx.widened |= cx.widen_at(x.key, item, span) != ScalarKind(x.dtype)
+    (room,) = x.memref.memref.shape or (0,)
+    place = cx.scalars.index(length(cx, x), span)
+    with b.about(span):
+        free = b.op("arith.cmpi", place, b.index(room), predicate="slt")
+        b.do("weft.assert", free, message=f"{x.name} is full: there is room for {room} elements")
+    cx.store_element(x.memref, x.dtype, [place], item, span)
+    _set_length(cx, x, b.op("arith.addi", place, b.index(1)))
+
+
+def _pop(cx: Lowering, x: Tensor, given: list[Operand], span: Span) -> Operand:
+    b = cx.builder
+    count = cx.scalars.index(length(cx, x), span)
+    with b.about(span):
+        some = b.op("arith.cmpi", count, b.index(0), predicate="sgt")
+        b.do("weft.assert", some, message=f"`pop` of {x.name}, which is empty")
+    last = b.op("arith.subi", count, b.index(1))
+    if not given or (isinstance(given[0], Static) and given[0].value == -1):
+        found = cx.load_element(x, [last], span)
+    else:
+        place = elements.subscript_of(cx, x, 0, given[0], span)
+        found = cx.load_element(x, [place], span)
+        body = b.for_(place, last, b.index(1)).body
+        with b.at(body):
+            after = cx.load_element(x, [b.op("arith.addi", body.args[0], b.index(1))], span)
+            cx.store_element(x.memref, x.dtype, [body.args[0]], after, span)
+            b.do("scf.yield")
+    _set_length(cx, x, last)
+    return found
+
+
+def check_loop(cx: Lowering, over: ast.expr, ops: Sequence[Op]) -> None:
+    """Refuses a loop over a list, which made ``ops``, that lets it grow or shrink: Python would
+    look at the length in each iteration."""
+    inside = [op for one in ops for region in one.regions for op in walk(region)]
+    for node in ast.walk(over):
+        known = cx.frame.env.get(node.id) if isinstance(node, ast.Name) else None
+        if not isinstance(known, Tensor) or known.length is None:
+            continue
+        if any(written_by(op) is known.length for op in inside):
+            raise KernelSyntaxError(
+                f"a loop over {known.name} lets it grow or shrink", cx.span(over),
+                help="write a `while` loop with an index, or one that pops",
+            )  # fmt: skip

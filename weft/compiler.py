@@ -38,6 +38,7 @@ from weft.passes.reciprocal import reciprocal
 from weft.passes.relax_atomics import relax_atomics
 from weft.passes.reuse_output_as_scratch import reuse_output_as_scratch
 from weft.passes.run import PIPELINE, Pass, run
+from weft.passes.serialize_reductions import serialize_reductions
 from weft.passes.split_quotients import split_quotients
 from weft.passes.tile import tile
 from weft.passes.widen import widen
@@ -79,7 +80,8 @@ def optimize_for_cpu(
     first = [race_checks] if options.debug else []
     reordered = [reassociate_extrema, factor, reciprocal] if options.strict_math else []
     without = [fuse, advance, *reordered, *([split_quotients, tile] if asked else [])]
-    return _passed(function, options, noalias, listener, without, first)
+    other: Variants = {} if asked else {collapse: [collapse, serialize_reductions]}
+    return _passed(function, options, noalias, listener, without, first, other)
 
 
 def optimize(

@@ -25,6 +25,25 @@ def by_reciprocal(x):
 
 
 @weft.kernel
+def reciprocals(x, w):
+    """Of which one is a result, too, and another divides twice."""
+    rows, cols = x.shape
+    out, unit = torch.empty_like(x), torch.empty_like(x)
+    ones = x.new_empty(rows)
+    for i in range(rows):
+        total, squares = 0.0, 0.0
+        for j in range(cols):
+            total += math.exp(x[i, j])
+            squares += x[i, j] * x[i, j]
+        scale, norm = 1.0 / total, 1.0 / math.sqrt(squares)
+        ones[i] = scale
+        for j in range(cols):
+            out[i, j] = math.exp(x[i, j]) * scale * w[j] * scale
+            unit[i, j] = norm * x[i, j]
+    return out, unit, ones
+
+
+@weft.kernel
 def two_results(x, w):
     rows, cols = x.shape
     out = torch.empty_like(x)
@@ -125,9 +144,21 @@ def test_nothing_is_computed_again():
     assert loop.count("scf.for") == 2, text
 
 
+def test_products_with_a_reciprocal_are_quotients():
+    x = torch.randn(3, 17, requires_grad=True)
+    assert not exponentials(by_reciprocal, x)
+    gradients(by_reciprocal, lambda x: x.softmax(1), torch.randn(5, 127))
+    x = torch.randn(4, 9, dtype=torch.float64)
+    gradients(
+        reciprocals,
+        lambda x, w: (x.softmax(1) / x.exp().sum(1, keepdim=True) * w,
+                      x / x.norm(dim=1, keepdim=True), 1 / x.exp().sum(1)),
+        x, torch.randn(9, dtype=torch.float64),
+    )  # fmt: skip
+
+
 def test_other_ways_to_say_it():
     x, w = torch.randn(5, 17), torch.randn(17)
-    gradients(by_reciprocal, lambda x: x.softmax(1), x)
     gradients(triangle, lambda x: (x + torch.full_like(x, -math.inf).triu(1)).softmax(1).tril(),
               torch.randn(9, 9))  # fmt: skip
     gradients(some, lambda x: x.softmax(1) * (x > 0), x)

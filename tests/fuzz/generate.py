@@ -247,6 +247,18 @@ def box(g: Generator) -> None:
     g.emit(2, f"h[({' + '.join(axes)}) % 5] += {g.pick('1', 'p + 3', 'n')}")
 
 
+def sums(g: Generator) -> None:
+    """Sums over all axes of a nest but one or two, the elements of which are theirs alone."""
+    axes = g.random.sample("pqr", g.random.randint(2, 3))
+    ends = {k: g.pick("x.shape[0]", "x.shape[0] - 1", "n", "3", "17, 20") for k in axes}
+    ends[axes[0]] = g.pick("5", "n % 5", "1, 4", "4, -1, -1", "0, 5, 2")
+    for depth, k in enumerate(g.random.sample(axes, len(axes))):
+        g.emit(1 + depth, f"for {k} in range({ends[k]}):")
+    at = g.pick(axes[0], axes[0], f"4 - {axes[0]}")
+    value = g.pick(f"{axes[1]} + 3", f"{axes[0]} - 2 * {axes[1]}", "n")
+    g.emit(1 + len(axes), f"h[{at}] {g.pick('+=', '+=', '-=', '*=')} {value}")
+
+
 def many(g: Generator) -> None:
     """A device loop with many stores to few elements of one tensor."""
     g.emit(1, "for p in range(1):")
@@ -300,6 +312,8 @@ def kernel(random: Random) -> Kernel:
         serialise(g, loop)
     if random.random() < 0.2:
         box(g)
+    if random.random() < 0.15:
+        sums(g)
     if random.random() < 0.05:
         many(g)
     if reduces:

@@ -14,7 +14,7 @@ from tests.fuzz import complexes, float8, nests, rows, scans, unsigned
 from tests.fuzz.check import check
 from tests.fuzz.generate import Kernel, kernel
 from weft.options import default_options
-from weft.schedule import chunks, copies
+from weft.schedule import chunks, copies, parts
 
 COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "150"))
 PARTS = max(COUNT // 200, 10)  # so that several processes take part, and none is long
@@ -42,9 +42,10 @@ def test_random_kernels_over_rows(part: int, seed: int) -> None:
 
 @pytest.fixture
 def in_many_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A few operations are worth a chunk, and copies. That is in no key of the disk cache."""
+    """A few operations are worth a chunk, a part, a copy. That is in no key of the disk cache."""
     monkeypatch.setattr(chunks, "COST", 3)
     monkeypatch.setattr(copies, "COST", 0.05)
+    monkeypatch.setattr(parts, "LEAST", 2)
     monkeypatch.setenv("WEFT_CACHE", "0")
     default_options.cache_clear()
     yield

@@ -3,6 +3,10 @@
 ``out[j] = exp(x[j] - m) / t`` says what ``out[j]`` is in the adjoint, too. There, ``g / t`` times
 ``exp(x[j] - m)`` is ``g * out[j]``: neither ``m`` nor ``t`` nor ``x`` is asked for, and softmax's
 gradient goes over its rows twice, as one writes it by hand.
+
+So it does where ``inv = 1 / t`` was written, and ``exp(x[j] - m) * inv``: products with a
+reciprocal are quotients here. Its adjoint, the sum of ``g * exp(x[j] - m)``, is asked for as a
+quotient by ``t`` alone, and becomes the sum of such quotients, which are ``g * out[j]``.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from weft.autodiff.clean import clean
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, defined, walk
 from weft.ir.types import f32, f64
-from weft.ir.views import is_constant, made_by, memory
+from weft.ir.views import For, is_constant, made_by, memory
 from weft.ir.writes import loaded, written
 from weft.passes.cse import cse
 from weft.passes.factor import factor
@@ -34,7 +38,9 @@ def stored_results(function: Function, results: Collection[str]) -> Function | N
     loop. Rounds otherwise than the usual adjoint does: not used with ``strict_math``.
     """
     usual = _without(function, results)
-    function = factor(cse(hoist(function)))
+    function = clean(factor(cse(hoist(_quotients(function)))))
+    if divided := _divided_sums(function, [a for a in function.args if a.name in results]):
+        function = _DividedSums(divided).function(function)
     found = dict(_uses(function, [a for a in function.args if a.name in results]))
     if not found:
         return None
@@ -63,6 +69,20 @@ def _without(function: Function, results: Collection[str]) -> Function:
         return None
 
     return clean(Rewriter(visit).function(function))
+
+
+def _quotients(function: Function) -> Function:
+    """``function`` with ``a / t`` for each ``a * (1 / t)``."""
+
+    def visit(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+        if op.name == "arith.mulf":
+            for value, other in ((op.left, op.right), (op.right, op.left)):
+                inverse = made_by(value, "arith.divf")
+                if inverse is not None and is_constant(inverse.left, 1):
+                    return [rewriter.op("arith.divf", other, inverse.right)]
+        return None
+
+    return Rewriter(visit).function(function)
 
 
 @frozen
@@ -118,6 +138,75 @@ class _Products:
             one = self[quotient.right]
             return self[quotient.left].times(_Product(one.below, one.above, one.minus))
         return None
+
+
+@frozen
+class _DividedSum:
+    """The sum of what ``add`` adds to what was there ``before``, which ``quotient`` divides and
+    nobody else asks for."""
+
+    add: Op
+    before: Value
+    addend: Value
+    quotient: Op
+
+
+def _divided_sums(function: Function, results: Collection[Value]) -> list[_DividedSum]:
+    """The sums of products that have a factor which is stored in their loop, once they are divided
+    by what they are divided by behind it."""
+    users: dict[Value, list[Op]] = {}
+    for op in walk(function.body):
+        for value in op.operands:
+            users.setdefault(value, []).append(op)
+    found = list[_DividedSum]()
+    for block in walk_blocks(function.body):
+        known = {*function.args}  # in front of the loop
+        for op in block.ops:
+            if op.name == "scf.for" and (stores := _stores(op.body, results)):
+                sums = (_divided_sum(row, stores, users) for row in For(op).rows)
+                found += [one for one in sums if one and one.quotient.right in known]
+            known.update(op.results)
+    return found
+
+
+def _divided_sum(
+    row: tuple[Value, Value, Value, Value], stores: Sequence[Op], users: Mapping[Value, list[Op]]
+) -> _DividedSum | None:
+    before, init, after, total = row
+    add = made_by(after, "arith.addf")
+    if add is None or not is_constant(init, 0) or users[before] != [add] or len(users[after]) > 1:
+        return None
+    match users.get(total):
+        case [Op(name="arith.divf") as quotient] if quotient.right is not total:
+            pass
+        case _:
+            return None
+    addend, products = add.right if add.left is before else add.left, _Products({})
+    by = products[quotient.right]
+    divided = products[addend].times(_Product(by.below, by.above, by.minus))
+    stored = [products[memory(op)[2][0]] for op in stores]
+    gains = any(divided.has(one) and not products[addend].has(one) for one in stored)
+    return _DividedSum(add, before, addend, quotient) if gains else None
+
+
+class _DividedSums(Rewriter):
+    """Sums of quotients in place of the quotients of sums."""
+
+    def __init__(self, found: Sequence[_DividedSum]) -> None:
+        super().__init__()
+        self.adds = {one.add: one for one in found}
+        self.quotients = {one.quotient for one in found}
+
+    def rewrite(self, op: Op) -> None:
+        if op in self.quotients:
+            self.replacement[op.result] = self.lookup(op.left)
+            return
+        one = self.adds.get(op)
+        if one is None:
+            super().rewrite(op)
+            return
+        part = self.op("arith.divf", self.lookup(one.addend), self.lookup(one.quotient.right))
+        self.replacement[op.result] = self.op("arith.addf", self.lookup(one.before), part)
 
 
 @frozen

@@ -38,6 +38,10 @@ _MARKS: dict[str, tuple[set[str], Callable[[Any], bool]]] = {
     "reassociate": (
         {"arith.addf", "arith.subf", "memref.atomic_rmw"}, lambda value: value is True,
     ),
+    "part": (
+        {"arith.addi", "arith.constant", "scf.if"},
+        lambda value: value in ("begin", "end", "first", "combine"),
+    ),
     "poll": ({"scf.for", "scf.while"}, lambda value: value > 0 and value & (value - 1) == 0),
     "streaming": ({"memref.store"}, lambda value: value is True),
     "strips": ({"scf.for"}, lambda value: value > 0),

@@ -183,6 +183,18 @@ def _known(
     return found
 
 
+def _equal(a: Value, b: Value) -> bool:
+    """Whether two values are the same quotient or product, perhaps made twice."""
+    if a is b:
+        return True
+    one, other = a.op, b.op
+    if one is None or other is None or one.name != other.name:
+        return False
+    if one.name not in ("arith.mulf", "arith.divf"):
+        return False
+    return all(map(_equal, one.operands, other.operands))
+
+
 def _sign(value: Value) -> tuple[Value, bool]:
     """What ``value`` is the negative of, or itself; and whether it is."""
     op = made_by(value, "arith.negf")
@@ -245,7 +257,7 @@ class _Factored(Rewriter):
         while by and by[0][0] == "arith.negf":
             minus, by = not minus, by[1:]
         first, less = _sign(init)
-        if old and not by and term.sure and first is value and less != minus:
+        if old and not by and term.sure and _equal(first, value) and less != minus:
             none = self.constant(0.0, value.scalar)
             self.none.add(none)
             return none

@@ -24,6 +24,7 @@ from weft.schedule.machine import CpuMachine
 from weft.schedule.marks import numbered, polled, reassociated, streamed
 from weft.schedule.nest import LoopNest, axes_of
 from weft.schedule.own import OwnStep
+from weft.schedule.parts import Parts, has_parts, in_parts
 from weft.schedule.register_tile import register_tile
 from weft.schedule.unroll_jam import unroll_jam
 
@@ -49,6 +50,8 @@ def transformed(
     parallel = outermost(function)
     axes = axes_of(parallel) if parallel is not None else ()
     tile = only(schedule, Vectorize)
+    if parallel is not None and not several(schedule, Privatize):
+        function, parallel = in_parts(function, parallel)
     for step in schedule if parallel is not None else ():
         assert parallel is not None
         if step is tile:
@@ -71,6 +74,8 @@ def transformed(
 def _shared(function: Function, parallel: Op, schedule: Schedule) -> Function:
     """``function``, in which threads share ``parallel``."""
     nest, steps = LoopNest(function, parallel), several(schedule, Privatize)
+    if has_parts(function):
+        return Parts(function, parallel).function(function)
     if not steps:
         return chunks(function, parallel)
     places = {nest.arrays.index(step.array): str(accumulated(nest, step)) for step in steps}

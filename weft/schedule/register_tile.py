@@ -14,7 +14,7 @@ from functools import partial
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, walk
-from weft.ir.views import Parallel, is_constant
+from weft.ir.views import For, Parallel, is_constant
 from weft.schedule.accumulations import accumulations
 from weft.schedule.language import Schedule, UnrollJam, Vectorize, only
 from weft.schedule.legal_cpu import fits_lanes
@@ -22,8 +22,11 @@ from weft.schedule.machine import CpuMachine
 from weft.schedule.nest import axes_of
 from weft.schedule.partial_sums import only_sums, partial_sums
 from weft.schedule.strips import FEWEST, Write, strip, strip_loop, tiles_of_strip
+from weft.schedule.variation import Variation
 
-FEW = 4  # iterations, below which lanes are worse than what LLVM makes of the loops inside
+# Iterations, below which lanes are worse than what LLVM makes of the loops inside: where these go
+# along rows, and where they go down columns.
+FEW_ROWS, FEW_COLUMNS = 4, 2
 SMALL = 16  # operations of an iteration
 
 
@@ -203,33 +206,42 @@ class _Tile:
         build, column = self.build, self.column
         begin, upper = self.begins[column], self.uppers[column]
         widths = [
-            width for width in (self.lanes, self.lanes // 2)
+            width for width in (self.lanes // 4, self.lanes // 2, self.lanes)
             if width > 1 and all(fits_lanes(op, width, self.machine)
                                  for op in walk(self.parallel.body))
         ]  # fmt: skip
 
-        def few() -> None:
+        def single() -> None:
             rest = build.parallel([begin], [upper], [build.index(1)])
             self._fill(rest, {column: rest.body.args[0]})
 
-        def exact(widths: list[int]) -> None:
+        def masked(widths: list[int]) -> None:
             if not widths:
-                part = self._compare("slt", left, build.index(self.lanes))
-                masked = partial(self._vectors, {column: upper}, self.lanes, self.lanes,
-                                 masked=True, write=self._single)  # fmt: skip
-                build.either(part, masked, self._rest, edge=True)
+                self._rest()
                 return
             width, *others = widths
-            one = self._compare("eq", left, build.index(width))
-            ends = {column: build.op("arith.addi", begin, build.index(width), overflow="nsw")}
-            vector = partial(self._vectors, ends, width, width, write=self._single)
-            build.either(one, vector, partial(exact, others), edge=True)
+            fits = self._compare("sle", left, build.index(width))
+            vector = partial(self._vectors, {column: upper}, width, width, masked=True,
+                             write=self._single)  # fmt: skip
+            build.either(fits, vector, partial(masked, others), edge=True)
 
         left = build.op("arith.subi", upper, begin, overflow="nsw")
         # Of all columns, not of those that are left: a loop behind whole vectors is not worth it.
         every = build.op("arith.subi", upper, build.lookup(Parallel(self.parallel).lowers[column]))
-        asked = self._compare("slt", every, build.index(FEW))
-        build.either(asked, few, partial(exact, widths), edge=True)
+        few = FEW_ROWS if self._along_rows() else FEW_COLUMNS
+        asked = self._compare("slt", every, build.index(few))
+        build.either(asked, single, partial(masked, widths), edge=True)
+
+    def _along_rows(self) -> bool:
+        """Whether a loop inside goes along rows, of which iterations have different ones."""
+        body = self.parallel.body
+        columns = Variation(body, {body.args[self.column]: 1})
+        for loop in (op for op in walk(body) if op.name == "scf.for"):
+            turns = Variation(loop.body, {For(loop).index: 1})
+            loads = (op for op in walk(loop.body) if op.name == "memref.load")
+            if any(turns.stride(op) in (1, -1) and columns.stride(op) != 0 for op in loads):
+                return True
+        return False
 
     def _single(self, indices: Sequence[Value]) -> None:
         """The iteration of a tile that is one vector."""

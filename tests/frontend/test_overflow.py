@@ -233,6 +233,8 @@ def test_quotients_by_zero_are_zero_and_an_error_in_debug_mode() -> None:
         plain(i, -2, out)
         quotients(i, -2, expected)
         assert out.tolist() == expected.tolist()
+
+
 def summed(x, start):
     s = start[0]
     for i in range(x.shape[0]):

@@ -212,7 +212,7 @@ def test_what_is_no_loss_and_what_is_recorded_by_torch() -> None:
 
 
 @ti.kernel
-def tripled(a: ti.template(), b: ti.template()):
+def tripled_field(a: ti.template(), b: ti.template()):
     for i in a:
         a[i] = 3 * b[i]
 
@@ -224,12 +224,12 @@ def added(a: ti.template()):
 
 
 def _compiled() -> None:
-    torch.compile(tripled, backend="eager")(constant, x)
+    torch.compile(tripled_field, backend="eager")(constant, x)
 
 
 def _batched() -> None:
     def sample(one: torch.Tensor) -> torch.Tensor:
-        tripled(constant, x)
+        tripled_field(constant, x)
         return one
 
     torch.vmap(sample)(torch.ones(3))
@@ -238,7 +238,7 @@ def _batched() -> None:
 OTHERS = [
     _compiled,
     _batched,
-    lambda: tripled.interpret(constant, x),
+    lambda: tripled_field.interpret(constant, x),
     lambda: constant.add_(x),
     lambda: added(ti.field(ti.f64, shape=5).add_(x)),  # which nobody else holds
 ]
@@ -272,8 +272,8 @@ def _stored() -> None:
 @pytest.mark.parametrize(
     "write",
     [
-        lambda: torch.compile(tripled, backend="eager")(y, x),
-        lambda: tripled.interpret(y, x),
+        lambda: torch.compile(tripled_field, backend="eager")(y, x),
+        lambda: tripled_field.interpret(y, x),
         lambda: y.mul_(2),
         _stored,
     ],
@@ -283,7 +283,7 @@ def test_the_gradient_of_a_field_that_no_loop_wrote_is_refused(write, before) ->
     with ti.ad.Tape(loss):
         write()
         if before:
-            tripled(y, x)
+            tripled_field(y, x)
         added(y)
     with pytest.raises(GradientError, match="by something else than a loop of a kernel"):
         _ = y.grad
@@ -292,8 +292,8 @@ def test_the_gradient_of_a_field_that_no_loop_wrote_is_refused(write, before) ->
 
 def test_views_of_fields_are_written_as_the_fields_are() -> None:
     with ti.ad.Tape(loss):
-        tripled(y[1:3], x[1:3])
-        tripled(constant[1:3], x[1:3])
+        tripled_field(y[1:3], x[1:3])
+        tripled_field(constant[1:3], x[1:3])
         added(y)
         added(constant)
     assert x.grad.tolist() == [0, 3, 3, 0, 0]
@@ -306,8 +306,8 @@ def test_fields_that_are_made_under_a_tape_are_its_own() -> None:
         made = ti.field(ti.f64, shape=5, needs_grad=True)
         assert made.grad is None  # until the end
         plain = ti.field(ti.f64, shape=5)
-        tripled(made, x)
-        tripled(plain, x)
+        tripled_field(made, x)
+        tripled_field(plain, x)
         added(made)
         added(plain)
     assert x.grad.tolist() == [3] * 5
@@ -324,9 +324,9 @@ def test_a_tape_is_of_its_thread() -> None:
     other = ti.field(ti.f64, shape=5, needs_grad=True)
     p = torch.ones(5, dtype=torch.float64, requires_grad=True)
     with ti.ad.Tape(loss):
-        tripled(y, x)
-        _in_a_thread(lambda: tripled(other, x))
-        _in_a_thread(lambda: tripled(constant, x))
+        tripled_field(y, x)
+        _in_a_thread(lambda: tripled_field(other, x))
+        _in_a_thread(lambda: tripled_field(constant, x))
         assert constant.is_leaf
         with pytest.raises(GradientError, match="another thread has a tape"):
             _in_a_thread(lambda: two(p))

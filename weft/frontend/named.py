@@ -16,7 +16,7 @@ from typing import Any
 from weft.errors import KernelTypeError, Span
 from weft.frontend import aggregates, casts
 from weft.frontend.context import EXPRESSIONS, Lowering
-from weft.frontend.kinds import Method, Operand, Scalar, Static, Tup, dtype_of
+from weft.frontend.kinds import Method, Operand, Scalar, Static, Tup, Varying, dtype_of
 from weft.frontend.scope import Guard
 from weft.lang.structs import StructType
 from weft.lang.vectors import MatrixType, VectorType
@@ -99,7 +99,10 @@ def written(kind: type, name: str) -> types.FunctionType | None:
 
 def has_members(x: Any) -> bool:
     """Whether ``x`` is a struct, or a dataclass's object or named tuple known at compile time."""
-    return is_record(x) if isinstance(x, Tup) else isinstance(x, Static) and is_object(x.value)
+    if isinstance(x, Tup):
+        return is_record(x)
+    known = isinstance(x, Static) and not isinstance(x, Varying)  # a number that changes is none
+    return known and is_object(x.value)
 
 
 def is_object(value: Any) -> bool:

@@ -8,6 +8,7 @@ import torch
 import weft
 from tests.index.make import Make
 from weft.codegen import cpu, pool
+from weft.codegen.machine import host_cpu
 from weft.ir.core import Function
 from weft.ir.types import f32
 from weft.tools.cross import lowered_loops
@@ -69,3 +70,32 @@ def test_what_all_kernels_share_is_not_compiled_with_each():
     assert text.count("GOMP") == text.count("Py") == 0
     assert f"@{pool.RUN}" in text
     assert text.count("\n") < 100
+
+
+def unbounded(x: torch.Tensor, out: torch.Tensor, m: int) -> None:
+    for i in range(out.shape[0]):
+        s = 0.0
+        for k in range(m):
+            if 0 <= i + k < x.shape[0]:
+                s += x[i + k]
+        out[i] = s
+
+
+def bounded(x: torch.Tensor, out: torch.Tensor, m: int) -> None:
+    for i in range(out.shape[0]):
+        s = 0.0
+        for k in range(x.shape[0]):
+            if 0 <= i + k < x.shape[0]:
+                s += x[i + k]
+        out[i] = s
+
+
+@pytest.mark.skipif(not host_cpu().vector_bytes, reason="no register tiles for this CPU")
+def test_a_vector_loop_that_signals_may_end_is_written_once() -> None:
+    """Also where no tensor bounds it, so that it runs in strips."""
+    texts = [
+        str(weft.kernel(f).inspect(torch.empty(9), torch.empty(9), 3).text("llvm"))
+        for f in (unbounded, bounded)
+    ]
+    loads = [text.count("@llvm.masked.load") for text in texts]
+    assert loads[0] == loads[1] > 0

@@ -241,6 +241,6 @@ class VectorEmitter:
         def run(begin: str, end: str, state: Sequence[str]) -> list[str]:
             return loop(e, begin, end, "1", state, types, inside, metadata=metadata)
 
-        results = stoppable(e, op, (low, high), state, types, run)
+        results = stoppable(e, op, (low, high), state, types, run, once=True)
         v.splats = splats
         return results

@@ -265,16 +265,19 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 
 def stoppable(
     e: Emitter, op: Op, ends: tuple[str, str], inits: Sequence[str], types: Sequence[str],
-    run: Callable[[str, str, Sequence[str]], list[str]],
+    run: Callable[[str, str, Sequence[str]], list[str]], *, once: bool = False,
 ) -> list[str]:  # fmt: skip
     """The loop ``op``, which ``run`` emits from, to, with carried values: in one piece, and a
     second time in strips where it may take so long that people stop it. Short ones are as fast as
-    without, for LLVM knows less of a loop in strips."""
+    without, for LLVM knows less of a loop in strips. ``once``: it stands in strips alone, where
+    LLVM has nothing left to do but to write it."""
     lower, upper = ends
     length = op.attrs.get("strips")
     strip = e.target.strip(e, op, upper, run)
     if strip is None:
         return run(lower, upper, inits)
+    if once:
+        return loop(e, lower, upper, str(length), inits, types, strip)
     short, long, out = e.label("short"), e.label("long"), e.label("ran")
     distance = e.inst(f"sub i64 {upper}, {lower}")
     e.branch(e.inst(f"icmp sle i64 {distance}, {length}"), short, long)

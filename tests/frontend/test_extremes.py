@@ -196,3 +196,22 @@ def test_elements_beside_ints_of_run_time_that_do_not_fit(dtype: torch.dtype) ->
                 wanted = wanted.item() if isinstance(wanted, torch.Tensor) else wanted
                 same_bits = (found - int(wanted)) % (1 << 64) == 0
                 assert same_bits, (term, a, n, found, wanted)
+
+
+@pytest.mark.cpu
+def test_the_sign_of_a_maximum_that_is_zero_is_open_and_nan_is_not() -> None:
+    def extremes(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = x.new_empty(2, x.shape[0])
+        for i in range(x.shape[0]):
+            out[0, i] = torch.maximum(x[i], y[i])
+            out[1, i] = torch.minimum(x[i], y[i])
+        return out
+
+    few = torch.tensor([0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan])
+    x, y = (v.flatten() for v in torch.meshgrid(few, few, indexing="ij"))
+    expected = torch.stack([torch.maximum(x, y), torch.minimum(x, y)])
+    for strict in (False, True):
+        kernel = weft.kernel(extremes, strict_math=strict)
+        torch.testing.assert_close(kernel(x, y), expected, rtol=0, atol=0, equal_nan=True)
+        call = kernel.inspect(x, y)["llvm"].split("@llvm.maximum")[0].rpartition("call ")[2]
+        assert call.startswith("contract nsz ") is not strict

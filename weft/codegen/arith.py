@@ -187,8 +187,9 @@ def _shift(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     return [_select(e, fits, t, shifted, e.literal(0, t))]
 
 
-def intrinsic(name: str, extra: str = "", *, fast: bool = False) -> Rule:
-    """A rule that calls ``llvm.<name>.<type>``."""
+def intrinsic(name: str, extra: str = "", *, fast: bool = False, zeros: bool = True) -> Rule:
+    """A rule that calls ``llvm.<name>.<type>``. ``fast``: contraction is allowed; without ``zeros``
+    the sign of a zero is open then, too."""
 
     def emit(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         t = op.left.scalar
@@ -196,7 +197,10 @@ def intrinsic(name: str, extra: str = "", *, fast: bool = False) -> Rule:
         if extra:
             pairs.append(("i1", extra))
         full = f"llvm.{name}.{e.suffix(t)}"
-        return [e.intrinsic(full, e.type(t), *pairs, flags=e.fast if fast else "")]
+        flags = e.fast if fast else ""
+        if flags and not zeros:
+            flags += "nsz "
+        return [e.intrinsic(full, e.type(t), *pairs, flags=flags)]
 
     return emit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from weft.codegen import float32, interrupt, ranges
-from weft.codegen.arith import Rule, word
+from weft.codegen.arith import Rule, intrinsic, word
 from weft.codegen.emit import Emitter, llvm_type
 from weft.codegen.interface import word_shift
 from weft.codegen.lanes import parallel_loop
@@ -20,7 +20,12 @@ from weft.schedule.machine import CpuMachine
 class CpuTarget(Reports):
     """What the rules ask of the machine: mathematics, checks and prints."""
 
-    rules: Mapping[str, Rule] = {"scf.parallel": parallel_loop}
+    rules: Mapping[str, Rule] = {
+        "scf.parallel": parallel_loop,
+        # x86 has no instruction that orders zeros: it takes four more, on the way of every maximum.
+        "arith.maximumf": intrinsic("maximum", fast=True, zeros=False),
+        "arith.minimumf": intrinsic("minimum", fast=True, zeros=False),
+    }
     traps, saturates = True, False
 
     def __init__(self, function: Function, machine: CpuMachine | None = None) -> None:

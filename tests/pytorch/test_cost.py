@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import weft
 from weft.index.operations import FLOPS, kind_of
+from weft.pytorch import cost as costs
 from weft.pytorch.flops import CountWarning
 
 
@@ -479,3 +480,34 @@ def test_nothing_is_written():
         warnings.simplefilter("error")
         banded.backward.cost(x, x * 2)
     assert torch.equal(x, kept)
+
+
+@pytest.mark.cpu
+def test_a_call_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    @weft.kernel
+    def running(x: torch.Tensor, r: int) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            s = 0.0
+            for a in range(i + r):
+                s += x[a % x.shape[0]]
+            out[i] = s
+        return out
+
+    counted: list[Any] = []
+    walk = costs.operations
+
+    def operations(*given: Any) -> Any:
+        counted.append(given)
+        return walk(*given)
+
+    monkeypatch.setattr(costs, "operations", operations)
+    for n, r in ((31, 2), (31, 2), (40, 2), (31, 2), (31, 3), (40, 2)):
+        found = running.cost(torch.ones(n), r)
+        assert found.flops == n * (n - 1) // 2 + n * r
+        assert found.loops[0].loaded.value == 4 * n
+        with FlopCounterMode(display=False) as counter:
+            running(torch.ones(n), r)
+        assert counter.get_total_flops() == found.flops
+    assert len(counted) == 2 * 3  # with bytes, and without
+    assert len({tuple(sizes.values()) for _, sizes in counted}) == 3

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import threading
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -26,6 +27,7 @@ from weft.index.expression import Atom, Dim, Floor, Pick, Poly, atom, show
 from weft.index.operations import FLOPS, Counts, Operations, ends, operations
 from weft.index.sums import Count, UncountableError
 from weft.ir.core import Function, Value
+from weft.ir.text import print_function
 from weft.ir.types import MemRefType
 from weft.pytorch.autograd import with_functions
 from weft.pytorch.fake import hollow
@@ -33,6 +35,8 @@ from weft.pytorch.loop import Make
 from weft.runtime.function import CompiledFunction
 from weft.runtime.launch import KernelLike, Launcher
 from weft.values import frozen, mutable
+
+T = TypeVar("T")
 
 
 @frozen
@@ -184,6 +188,31 @@ class Cost:
 
 
 # --- counting ------------------------------------------------------------------------------------
+class Counted:
+    """What the launches cost that were counted last: a training's steps are the same again and
+    again, and loops under conditions take a second to count."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._found: dict[Any, Any] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[Any, ...], count: Callable[[], T]) -> T:
+        """What was counted for the ``key``, a loop's text and what is told of a call, or now."""
+        with self._lock:
+            found = self._found.pop(key, None)
+        if found is None:
+            found = count()
+        with self._lock:
+            self._found[key] = found  # the last one used is the last one
+            while len(self._found) > self.most:
+                del self._found[next(iter(self._found))]
+        return found
+
+
+COUNTED = Counted(most=256)
+
+
 class Counter:
     """Counts the loops of a call by name; of tensors that have memory, they are carried out, too.
     ``sized``: the bytes that they touch are counted."""
@@ -225,7 +254,18 @@ class Counter:
 
     def _cost(self, function: Function, line: int, values: Sequence[Any]) -> LoopCost:
         sizes, shapes = given(function, values)
-        symbolic = any(isinstance(n, torch.SymInt) for n in sizes.values())
+        if any(isinstance(n, torch.SymInt) for n in sizes.values()):
+            return LoopCost(function, line, *self._counted(function, sizes, shapes, symbolic=True))
+        told = *sizes.values(), *shapes.values(), self.sized, self.unknown
+        found = COUNTED.get((print_function(function), told),
+                            lambda: self._counted(function, sizes, shapes))  # fmt: skip
+        return LoopCost(function, line, *found)
+
+    def _counted(
+        self, function: Function, sizes: dict[Value | Dim, Any],
+        shapes: dict[Value, tuple[Any, ...]], *, symbolic: bool = False,
+    ) -> tuple[dict[str, Bounds], Bounds, Bounds]:  # fmt: skip
+        """Operations by kind, and the bytes that are loaded and stored."""
         known = None if symbolic else sizes
         try:
             found = operations(function, known)
@@ -251,7 +291,7 @@ class Counter:
                          None if found.most is None else _number(found.most, kind, sizes))
             for kind in kinds
         }  # fmt: skip
-        return LoopCost(function, line, bounds, loaded, stored)
+        return bounds, loaded, stored
 
     @property
     def flops(self) -> Bounds:

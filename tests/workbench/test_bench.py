@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import weft
 from tests.workbench import kernels
 from weft.workbench import bench as core
+from weft.workbench import limits as measured
 from weft.workbench.limits import Limits
 from weft.workbench.report import UsageError
 from weft_cli.app import app
@@ -172,3 +173,18 @@ def test_usage_errors_say_what_to_write(words: tuple[str, ...], told: str) -> No
     done = CliRunner().invoke(app, ["bench", f"{FILE}:mixed", "--device", "cpu", *words])
     assert done.exit_code == 2, done.output
     assert told in done.stderr
+
+
+def test_limits_are_those_of_the_best_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def samples(runs: Any, device: torch.device) -> list[list[float]]:
+        for run in runs:
+            run()
+        return [[4.0, 2.0, 8.0]]  # milliseconds
+
+    monkeypatch.setattr(measured, "samples", samples)
+    monkeypatch.setattr(measured, "_BYTES", {"cpu": 8000})
+    monkeypatch.setattr(measured, "_FLOATS", {"cpu": 1000})
+    found = measured.limits("cpu")
+    assert found.copy == pytest.approx(2 * 8000 / 2e-3 / 1e9)
+    assert found.fill == pytest.approx(8000 / 2e-3 / 1e9)
+    assert found.launch == pytest.approx(2.0)  # microseconds each of a thousand

@@ -9,7 +9,7 @@ import torch
 
 from weft.kernel import kernel
 from weft.lang.loops import static
-from weft.tuning.measure import measure
+from weft.tuning.measure import samples
 from weft.values import frozen
 from weft.workbench.rates import Row
 
@@ -59,7 +59,8 @@ def small_sum(out: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
 
 
 def limits(device: torch.device | str) -> Limits:
-    """Measures a device, for about a second. Other work on it makes all of this smaller."""
+    """Measures a device, for about a second: the best of some 5 to 50 runs of each, as other work
+    on it makes all of this smaller."""
     device = torch.device(device)
 
     def floats(count: int) -> torch.Tensor:
@@ -67,7 +68,7 @@ def limits(device: torch.device | str) -> Limits:
 
     def seconds(call: Callable[[], Any], clock: torch.device = device) -> float:
         call()  # compiles, and asks the allocator for memory
-        return measure([call], clock)[0] / 1e3
+        return min(samples([call], clock)[0]) / 1e3
 
     size = _BYTES[device.type]
     large = [floats(size // 4) for _ in range(2)]

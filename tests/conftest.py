@@ -154,6 +154,8 @@ def refused(error: BaseException) -> bool:
     """Whether it says what shaders or the device do not have, or that the driver ends loops."""
     from weft.codegen.shader.dialects import UnsupportedInShaderError
 
+    if type(error).__module__ == "torch._dynamo.exc":  # what stands for kernels is not for Dynamo
+        return True
     told = ("ends them too early", "a shader has a buffer for each", "does not fit into a buffer")
     return isinstance(error, UnsupportedInShaderError) or any(t in str(error) for t in told)
 

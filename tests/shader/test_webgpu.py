@@ -365,3 +365,27 @@ def test_any_gpu_is_one_that_webgpu_finds(there: bool, monkeypatch: pytest.Monke
     monkeypatch.setattr(device(), "is_gpu", there)
     weft.init(arch=weft.gpu)
     assert Field.defaults.on == ("webgpu" if there else "")
+
+
+def test_bits_of_a_constant() -> None:
+    """What functions that are written out ask of a constant is folded where it is printed."""
+
+    @weft.kernel
+    def f(x, out):
+        for i in range(x.shape[0]):
+            out[i] = x[i] ** math.inf
+
+    x = torch.tensor([0.0, 0.5, 1.0, 2.0])
+    out = torch.zeros(4)
+    f.on("webgpu")(x, out)
+    assert out.tolist() == [0.0, 0.0, 1.0, math.inf]
+
+
+def test_a_check_of_a_loop_without_tensors() -> None:
+    @weft.kernel
+    def five():
+        for i in range(10):
+            assert i < 5, "five"
+
+    with pytest.raises(weft.KernelAssertionError, match="five"):
+        five.on("webgpu")()

@@ -228,7 +228,7 @@ class Field(Array):
     made: ClassVar[weakref.WeakValueDictionary[int, Field]] = weakref.WeakValueDictionary()
     # Of layers above: a field that lives on a device, and whether WebGPU finds a GPU.
     resident: ClassVar[Callable[[torch.Tensor], Field]]
-    drawn: ClassVar[Callable[[], bool]]
+    drawn: ClassVar[Any]
     met: ClassVar[Callable[[Field], None] | None] = None  # who is told of new fields: a tape
 
     @classmethod

@@ -333,4 +333,4 @@ def _kept(made: torch.Tensor, *, empty: bool) -> torch.Tensor:
     return Resident.of(made, empty=empty) if plain else made
 
 
-Field.resident = ResidentField.of
+Field.resident = staticmethod(ResidentField.of)

@@ -84,7 +84,7 @@ def _drawn() -> bool:
     return webgpu_device.is_there()
 
 
-Field.drawn = _drawn
+Field.drawn = staticmethod(_drawn)
 
 
 class Forms:

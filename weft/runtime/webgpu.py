@@ -231,7 +231,7 @@ class Call:
                     self.compiled.loop.summary.name, on.name, launch.grid, self.code.threads,
                     moved, back,
                 )  # fmt: skip
-            if binding.checked and (back or self.compiled.job.options.debug):
+            if binding.checked and (back or not homes or self.compiled.job.options.debug):
                 self._check(self.record)
             elif binding.checked:
                 on.later(self.record, self._check)

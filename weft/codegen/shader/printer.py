@@ -12,8 +12,10 @@ from weft.codegen.shader.writer import Writer, Written
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.interp import evaluate
 from weft.ir.ops import OPS
+from weft.ir.scalar import literal
 from weft.ir.types import f32, i32
 from weft.ir.views import For, If, Parallel, While, accessed_by, constant_of, memory, reported
+from weft.passes.constants import canonical
 
 
 class Printer(Writer):
@@ -71,7 +73,9 @@ class Printer(Writer):
             return
         self.noted(op, *op.operands)
         if constants and None not in constants:  # a language may refuse what overflows there
-            self.names[op.result] = self.e.literal(evaluate(op, constants), op.result.scalar)
+            values = [literal(c, v.scalar) for c, v in zip(constants, op.operands, strict=True)]
+            found = canonical(evaluate(op, values), op.result.scalar)
+            self.names[op.result] = self.e.literal(found, op.result.scalar)
             return
         self.let(op, op.result, self.e.of(op, [self.of(v) for v in op.operands]))
 

@@ -72,8 +72,11 @@ class Printer(Writer):
             self.let(op, op.result, f"{type_of(op.result.scalar)}({value})")
             return
         self.noted(op, *op.operands)
-        if constants and None not in constants:  # a language may refuse what overflows there
-            values = [literal(c, v.scalar) for c, v in zip(constants, op.operands, strict=True)]
+        known = [
+            (c, v.scalar) for c, v in zip(constants, op.operands, strict=True) if c is not None
+        ]
+        if constants and len(known) == len(constants):  # a language may refuse what overflows there
+            values = [literal(number, t) for number, t in known]
             found = canonical(evaluate(op, values), op.result.scalar)
             self.names[op.result] = self.e.literal(found, op.result.scalar)
             return

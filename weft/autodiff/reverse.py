@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection
 from typing import Any
 
@@ -54,21 +55,33 @@ def reverse(
     ``form``: how sums are computed, see ``gather.Form``. Raises ``GradientError`` for what cannot
     be reversed correctly.
     """
+    return undone(
+        function, wanted, kept, lasting=lasting, checkpoints=checkpoints, chunk=chunk,
+        results=results,
+    ).taken_apart(Form(**form))  # fmt: skip
+
+
+def undone(
+    function: Function, wanted: Collection[int], kept: Collection[int], *, lasting: bool,
+    checkpoints: Collection[Op], chunk: int, results: Collection[int],
+) -> Reversal:  # fmt: skip
+    """What adjoints of all forms have in common: ``reverse(...)`` is one
+    ``undone(...).taken_apart(form)``."""
     primal = Primal(function, wanted, kept)
     primal.check()
     stored = primal.once & {function.args[k] for k in results}
     if stored and any(op.name == "scf.for" for op in walk(primal.parallel.body)):
-        found = _Reversal(primal, lasting, checkpoints, chunk, stored)
-        main = stored_results(found.main(), {primal.name(m) for m in stored})
+        found = Reversal(primal, lasting, checkpoints, chunk, stored)
+        main = stored_results(found.main, {primal.name(m) for m in stored})
         if main is not None and not {b.name for b in found.buffers} & {a.name for a in main.args}:
-            return found.taken_apart(main, Form(**form))
-    made = _Reversal(primal, lasting, checkpoints, chunk)
-    return made.taken_apart(made.main(), Form(**form))
+            found.main = main
+            return found
+    return Reversal(primal, lasting, checkpoints, chunk)
 
 
-class _Reversal:
-    """The whole, from its parts: a function ``new`` that carries the primal out again with
-    ``tapes``, and goes backwards through it."""
+class Reversal:
+    """The whole, ``main``, from its parts: a function ``new`` that carries the primal out again
+    with ``tapes``, and goes backwards through it."""
 
     def __init__(
         self, primal: Primal, lasting: bool, checkpoints: Collection[Op], chunk: int,
@@ -88,34 +101,33 @@ class _Reversal:
         self.adjoints = Adjoints(new)
         self.sweep = Sweep(new, self.tapes, self.loops, self.adjoints)
         self.totals = Totals(self.adjoints, self.buffers)
-
-    def main(self) -> Function:
-        """The whole as one function."""
-        self.new.ops(self.primal.head)
+        new.ops(primal.head)
         self._tail()
         self._parallel()
-        self.sweep.ops(self.primal.head)
-        return self.new.finished()
+        self.sweep.ops(primal.head)
+        self.main = new.finished()
 
-    def taken_apart(self, main: Function, form: Form) -> Adjoint:
-        """``main`` as steps, in which each gradient is accumulated as ``form`` says."""
-        primal = self.primal
+    def taken_apart(self, form: Form) -> Adjoint:
+        """``main`` as steps, in which each gradient is accumulated as ``form`` says. It stays as it
+        is, for another form."""
+        primal, main = self.primal, self.main
         names = [v.name for m, v in self.adjoints.shadow.items()
                  if m in primal.asked and m not in primal.written]  # fmt: skip
         gathered = gather(main, names, primal.parallel, self.loops.undone, form, self._whole())
         steps = [*self.totals.first, *map(write_out, gathered.steps)]
         used = {a.name for step in steps for a in step.args}
+        buffers = [*map(copy.copy, self.buffers)]
         recorded = [op for op, name in primal.versions.items() if name in used]
         if recorded:
-            steps.insert(0, self._replay(recorded))
+            steps.insert(0, self._replay(recorded, buffers))
         if self.lasting:
             for step in steps:
-                step.attrs["tapes"] = tuple(b.name for b in self.buffers if b.extents)
+                step.attrs["tapes"] = tuple(b.name for b in buffers if b.extents)
         narrowed: frozenset[str] = frozenset()
         if form.narrow:
             steps, narrowed = narrow(steps, self._elements())
         left = {a.name for step in steps for a in step.args}
-        workspaces = [w for w in (*self.buffers, *gathered.buffers) if w.name in left]
+        workspaces = [w for w in (*buffers, *gathered.buffers) if w.name in left]
         segments = [(v.name, op) for op, v in self.tapes.segments.items() if v.name in left]
         loops = dict.fromkeys([x.op for w in workspaces for x in w.extents])
         loops |= dict.fromkeys(op for _, op in segments)
@@ -147,16 +159,16 @@ class _Reversal:
         }  # fmt: skip
         return {name: one for name, one in found.items() if one is not None}
 
-    def _replay(self, recorded: Collection[Op]) -> Function:
+    def _replay(self, recorded: Collection[Op], buffers: list[Buffer]) -> Function:
         """Carries the loop out on copies of what it overwrites, and keeps what ``recorded`` find in
-        them."""
+        them, in ``buffers`` that are added."""
         primal = self.primal
         for op, name in primal.versions.items():
             extents = tuple(map(Extent, primal.loops_around(op)))
             memref = array_of(op)
             element, of = memref.memref.element.name, primal.name(memref)
-            self.buffers.append(Buffer(name, element, primal.parallel, extents,
-                                       interleaved=primal.interleaved, of=of))  # fmt: skip
+            buffers.append(Buffer(name, element, primal.parallel, extents,
+                                  interleaved=primal.interleaved, of=of))  # fmt: skip
         replay = self.new.beside("replay")
         replay.on_copies()
         replay.recorded = set(recorded)

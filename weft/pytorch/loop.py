@@ -5,16 +5,17 @@ from __future__ import annotations
 import copy
 import functools
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 from weft.autodiff.adjoint import Adjoint
 from weft.autodiff.columns import by_columns
 from weft.autodiff.forward_mode import forward_mode
+from weft.autodiff.gather import Form
 from weft.autodiff.jvp import Tangent
 from weft.autodiff.memory import contents
 from weft.autodiff.names import unique_names
-from weft.autodiff.reverse import reverse
+from weft.autodiff.reverse import Reversal, undone
 from weft.index.access import Access, accesses
 from weft.ir.core import Function, Op
 from weft.ir.types import MemRefType, compute_type
@@ -58,6 +59,7 @@ class Loop:
         self.names = unique_names(function)
         memrefs = [k for k, a in enumerate(function.args) if isinstance(a.type, MemRefType)]
         self._adjoints: dict[Hashable, Reversed] = {}
+        self._undone: tuple[Hashable, Reversal] | None = None
         self.launched: Adjoint | None = None  # the last adjoint of which no derivative was asked
         self.sizes: Workspaces | None = None  # of that one
         self.later = NEVER
@@ -128,12 +130,24 @@ class Loop:
                     adjoint = by_columns(self.function, wanted, kept, **form) if rows else None
                     form.pop("rows", None)
                     if adjoint is None:
-                        adjoint = reverse(self.function, wanted, kept, lasting=lasting,
-                                          results=self.results & kept, **form)  # fmt: skip
+                        adjoint = self._taken_apart(wanted, kept, lasting=lasting, **form)
                 found = self._adjoints[*key, lasting] = Reversed(adjoint, self.derived)
                 if not any(w.extents for w in adjoint.taped):
                     self._adjoints[*key, True] = found
             return found
+
+    def _taken_apart(
+        self, wanted: frozenset[int], kept: frozenset[int], *, lasting: bool,
+        checkpoints: Collection[Op] = (), chunk: int = 0, **form: Any,
+    ) -> Adjoint:  # fmt: skip
+        """What ``reverse`` gives. What the form has no part in is kept for the next form: the first
+        backward has the second of them."""
+        key = wanted, kept, lasting, frozenset(checkpoints), chunk, self.results
+        if self._undone is None or self._undone[0] != key:
+            made = undone(self.function, wanted, kept, lasting=lasting, checkpoints=checkpoints,
+                          chunk=chunk, results=self.results & kept)  # fmt: skip
+            self._undone = key, made
+        return self._undone[1].taken_apart(Form(**form))
 
     @property
     def tangents(self) -> list[Tangent]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any
 
 import torch
@@ -44,7 +46,7 @@ class CompiledFunction:
         """What runs it on ``values``, and their argument block."""
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
         device = _device_of(tensors)
-        compiled = self._compiled(device.type)
+        compiled = self.compile(device.type)
         block, shape = packed(compiled.slots, values)
         with self._lock:
             key = device, shape
@@ -62,7 +64,12 @@ class CompiledFunction:
         with self._lock:
             self._calls.clear()
 
-    def _compiled(self, place: str) -> build.Made:
+    def lacks(self, place: str) -> bool:
+        """Whether there is no code for this kind of device yet."""
+        return place not in self._made
+
+    def compile(self, place: str) -> build.Made:
+        """The code for this kind of device."""
         with self._lock:
             found = self._made.get(place)
             if found is None:
@@ -71,6 +78,25 @@ class CompiledFunction:
                     backend(place, self.options), None, None, {}, self.options, lowered=lowered
                 )
             return found
+
+
+def compile_together(functions: Iterable[object], place: str) -> None:
+    """Compiles those of ``functions`` that are ``CompiledFunction``s and have no code for ``place``
+    yet, two at a time: while LLVM works on one, which takes no interpreter's lock, Python makes the
+    other. (On a GPU, what is current is a thread's: one after the other there.)"""
+    lacking = [one for one in functions if isinstance(one, CompiledFunction) and one.lacks(place)]
+    if len(lacking) < 2 or place != "cpu":
+        return
+    left = iter(lacking)
+
+    def work() -> None:
+        for one in left:
+            one.compile(place)
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(copy_context().run, work)
+        work()
+        other.result()
 
 
 def packed(slots: Sequence[Slot], values: Sequence[Any]) -> tuple[bytes, tuple[int, ...]]:

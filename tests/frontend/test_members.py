@@ -303,6 +303,36 @@ def test_debug_checks_subscripts(place: str, message: str) -> None:
         read(tensors(2), torch.empty(3), 3, place.startswith("k"))
 
 
+def test_loops_over_members_in_branches_and_with_breaks() -> None:
+    def f(xs, out):
+        for i in range(4):
+            s = 0.0
+            for x in xs:
+                if x[i] > 0:
+                    break
+                s = s + x[i]
+            if i % 2:
+                for x in xs[1:]:
+                    s = s - x[i]
+            out[i] = s
+
+    xs, found, expected = [torch.randn(4) for _ in range(3)], torch.empty(4), torch.empty(4)
+    weft.kernel(f)(xs, found)
+    f(xs, expected)
+    torch.testing.assert_close(found, expected)
+
+    @weft.kernel
+    def left(xs, out):
+        for i in range(4):
+            for x in xs:
+                if x[i] > 0:
+                    break
+            out[i] = x[i]  # which one it is, nobody knows before
+
+    with pytest.raises(weft.KernelNameError, match="`x` may have no value here: the loop that"):
+        left(xs, found)
+
+
 def test_atomics_on_a_member() -> None:
     @weft.kernel
     def counted(xs, out):

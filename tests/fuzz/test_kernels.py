@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import complexes, float8, nests, rows, scans, unsigned
+from tests.fuzz import collections, complexes, float8, nests, rows, scans, unsigned
 from tests.fuzz.check import check
 from tests.fuzz.generate import Kernel, kernel
 from weft.options import default_options
@@ -80,6 +80,13 @@ def test_random_nests_of_ranges(part: int, seed: int) -> None:
 @given(seed=st.integers(0, 1 << 40))
 def test_random_kernels_of_complex_numbers(part: int, seed: int) -> None:
     complexes.check(Random(seed))
+
+
+@settings(drawing, max_examples=-(-COUNT // (10 * PARTS)))  # each has a gradient
+@given(seed=st.integers(0, 1 << 40))
+@pytest.mark.sampled(5)
+def test_random_kernels_of_lists_and_vectors(part: int, seed: int) -> None:
+    collections.check(Random(seed))
 
 
 @drawing

@@ -433,6 +433,13 @@ def renewed(known: Kind, kind: Kind) -> Kind:
     return known
 
 
+def holds_objects(kind: Kind) -> bool:
+    """Whether it is of no numbers alone."""
+    if isinstance(kind, TupKind):
+        return any(map(holds_objects, kind.items))
+    return isinstance(kind, OpaqueKind)
+
+
 def flatten(x: Operand) -> list[Value]:
     """The SSA values that an operand is made of."""
     if isinstance(x, Scalar):

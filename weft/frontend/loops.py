@@ -26,9 +26,11 @@ from weft.frontend.kinds import (
     Vec,
     describe,
     flatten,
+    holds_objects,
     kind_of,
     same_operand,
 )
+from weft.frontend.names import bound_names
 from weft.frontend.scope import assigned
 from weft.ir import types as ir
 from weft.ir.core import Value
@@ -388,6 +390,11 @@ def _unrolled(cx: Lowering, node: ast.For, items: list[Operand]) -> None:
             turn.operand = item
             cx.block([unless(flag, [turn, *node.body], node)])
     cx.frame.turns = outer
+    known = cx.frame.env.get(flag)
+    if flag and not (isinstance(known, Static) and not known.value):
+        for name in bound_names(node.target):  # of numbers, branches choose
+            if name in cx.frame.env and holds_objects(kind_of(cx.frame.env[name])):
+                cx.frame.env[name] = Unbound("the loop that assigns it may have been left before")
 
 
 def while_loop(cx: Lowering, node: ast.While) -> None:

@@ -6,7 +6,8 @@ import ast
 import builtins
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field
 from typing import Any
 
@@ -140,6 +141,17 @@ def bound_names(node: ast.AST) -> list[str]:
         if _bind(one, names):
             left += reversed([*ast.iter_child_nodes(one)])
     return names
+
+
+def only_targets(body: Iterable[ast.stmt]) -> frozenset[str]:
+    """The names that ``body`` assigns as targets of loops alone."""
+    every, loops = Counter[str](), Counter[str]()
+    for statement in body:
+        every.update(bound_names(statement))
+        for node in ast.walk(statement):
+            if isinstance(node, ast.For):
+                loops.update(bound_names(node.target))
+    return frozenset(name for name, count in loops.items() if every[name] == count)
 
 
 def _bind(node: ast.AST, names: list[str]) -> bool:

@@ -41,6 +41,7 @@ from weft.frontend.kinds import (
     promote,
     same_operand,
 )
+from weft.frontend.names import only_targets
 from weft.frontend.scope import assigned
 from weft.ir.core import Op, Value
 
@@ -292,7 +293,7 @@ def branch(cx: Lowering, node: ast.If) -> None:
             cx.block(body)
         ends.append(cx.frame.env)
     cx.frame.env = before
-    _merge(cx, op, names, ends, guard, cx.span(node))
+    _merge(cx, op, names, ends, guard, cx.span(node), [*node.body, *node.orelse])
 
 
 def _merge(
@@ -302,8 +303,10 @@ def _merge(
     ends: list[dict[str, Operand]],
     guard: bool,
     span: Span,
+    body: list[ast.stmt],
 ) -> None:
-    """Joins what the two branches of ``op`` left in ``names``; ends both with scf.yield."""
+    """Joins what the two branches of ``op`` left in ``names``; ends both with scf.yield.
+    ``body``: their statements."""
     yields: list[list[Value]] = [[], []]
     for name in names:
         sides = [end.get(name) for end in ends]
@@ -324,6 +327,9 @@ def _merge(
             continue
         if opaque:
             if not same_operand(*sides):
+                if name in only_targets(body):
+                    cx.frame.env[name] = Unbound("loops in the branches of an `if` assign it")
+                    continue
                 cx.join(OpaqueKind(sides[0]), OpaqueKind(sides[1]), name, span)
             cx.frame.env[name] = present
             continue

@@ -84,7 +84,7 @@ def anew(x, out):
         for j in range(3):
             a = []
             for k in range(j):
-                a.append(k)
+                a += [k]
             if not a:
                 a.append(7)
             s += len(a) + a[0]

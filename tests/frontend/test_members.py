@@ -143,6 +143,14 @@ def of_the_loop(a, b, out):
         out[i] = s + xs[i % 2][i]
 
 
+def rows_of_the_loop(a, out):
+    for i in range(2):
+        rs = [a[0], a[1], a[0, 1:]]
+        ws = [out[2:4], out[4:6]]
+        ws[i][1] = rs[1 - i][0] * 3
+        out[i] = rs[(i + 1) % 3][1] + rs[i + 1].sum()
+
+
 CASES: list[tuple[Callable[..., None], Callable[[], list[Any]]]] = [
     (by_constants, lambda: [tensors()]), (unrolled, lambda: [tensors()]),
     (zipped, lambda: [tensors(), tuple(tensors())]), (chosen, lambda: [tuple(tensors())]),
@@ -154,6 +162,7 @@ CASES: list[tuple[Callable[..., None], Callable[[], list[Any]]]] = [
     (dataclasses, lambda: [Layer(tensors(1)[0], tensors(2), 0.25)]),
     (with_numbers, lambda: [list(zip(tensors(2), (2.5, 3), strict=True))]),
     (of_the_host_part, lambda: [tensors()]), (of_the_loop, lambda: tensors(2)),
+    (rows_of_the_loop, lambda: [torch.randn(2, 5, dtype=torch.float64)]),
 ]  # fmt: skip
 
 

@@ -11,6 +11,8 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
+
 from weft.errors import KernelTypeError, Span
 from weft.frontend import aggregates, elements, slices
 from weft.frontend.context import Lowering
@@ -48,33 +50,58 @@ def chosen(
             made = [chosen(cx, column, position, name, span) for column in columns]
             return Tup(made, first.names, first.struct)
     held = [cx.reached("item", x) if isinstance(x, Static) else x for x in items]
-    tensors = [x for x in held if isinstance(x, Tensor)]
-    for item in held:
-        if not isinstance(item, Tensor) or not _alike(item, tensors[0]):
+    parts = [_part(cx, x) for x in held]
+    known = [part for part in parts if part is not None]
+    for item, part in zip(held, parts, strict=True):
+        if part is None or not _alike(part, known[0]):
             raise KernelTypeError(
                 f"`{name}` is subscripted by a number that is known at run time, and holds "
-                f"{_what(tensors[0]) if tensors else describe(item)} and {_what(item)}", span,
+                f"{_what(held[0])} and {_what(item)}", span,
                 help="tensors that one is chosen of have one rank and dtype; by a constant, or in "
                 f"a loop over `{name}`, each may have its own",
             )  # fmt: skip
-    if len(tensors) > MOST:
+    if len(known) > MOST:
         raise KernelTypeError(
-            f"one of {len(tensors)} tensors by a number that is known at run time", span,
+            f"one of {len(known)} tensors by a number that is known at run time", span,
             help=f"choose of at most {MOST}, or put them into one tensor: torch.stack({name})",
         )  # fmt: skip
-    sizes: list[Index] = []
-    for axis in range(tensors[0].rank):
-        extents: list[Operand] = [elements.extent(cx, t, axis) for t in tensors]
-        sizes.append(aggregates.select(cx, extents, position, span))  # type: ignore[arg-type]
-    views = tuple(View(t, tuple(Along(Static(0), 1) for _ in sizes)) for t in tensors)
-    row = row_of(cx, Choice(views, position, name), sizes)
+    columns = zip(*(sizes for _, sizes in known), strict=True)
+    sizes = [aggregates.select(cx, [*column], position, span) for column in columns]
+    row = row_of(cx, Choice(tuple(view for view, _ in known), position, name), sizes)  # type: ignore[arg-type]
     return row if sizes else row.at([])
 
 
-def _alike(x: Tensor, first: Tensor) -> bool:
-    """Whether two tensors have elements of one type, by as many subscripts."""
-    plain = not (x.element or x.clamped or any(x.offset) or x.backing)
-    return plain and (x.rank, x.dtype, x.pair) == (first.rank, first.dtype, first.pair)
+def holds(x: Operand) -> bool:
+    """Whether ``x`` is a tensor, a part of one, or a tuple of such, of which one is chosen."""
+    if isinstance(x, Static):
+        return isinstance(x.value, torch.Tensor)
+    if isinstance(x, Tup):
+        return bool(x.items) and all(map(holds, x.items))
+    if isinstance(x, Tensor):
+        return x.length is None
+    return isinstance(x, Part) or (isinstance(x, Row) and x.view is not None)
+
+
+def _part(cx: Lowering, x: Operand) -> tuple[View, list[Index]] | None:
+    """The view that a tensor or a part of one is, and its sizes; None of others."""
+    if isinstance(x, Row):
+        return None if x.view is None else (x.view, list(x.extents))
+    if isinstance(x, Tensor):
+        x = Part(x, [])
+    if not isinstance(x, Part):
+        return None
+    tensor, given = x.tensor, len(x.indices)
+    if tensor.element or tensor.clamped or any(tensor.offset) or tensor.backing:
+        return None
+    sizes = [elements.extent(cx, tensor, k) for k in range(given, tensor.rank)]
+    return View(tensor, (*x.indices, *(Along(Static(0), 1) for _ in sizes))), sizes
+
+
+def _alike(x: tuple[View, list[Index]], first: tuple[View, list[Index]]) -> bool:
+    """Whether two parts have elements of one type, by as many subscripts."""
+    (a, sizes), (b, others) = x, first
+    same = (a.tensor.dtype, a.tensor.pair) == (b.tensor.dtype, b.tensor.pair)
+    return same and len(sizes) == len(others)
 
 
 def _what(x: Operand) -> str:

@@ -294,7 +294,7 @@ def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
                 return cx.reached("item", found) if held else found
             if isinstance(position, Scalar) and items and all(dtype_of(i) for i in items):
                 return aggregates.pick(cx, items, position, node.value, span)
-            if isinstance(position, Scalar) and items and all(map(_is_held, items)):
+            if isinstance(position, Scalar) and items and all(map(choices.holds, items)):
                 aggregates.check(cx, node.value, 0, position, len(items), span)
                 return choices.chosen(cx, items, position, ast.unparse(node.value), span)
         if not base.in_order:
@@ -307,15 +307,6 @@ def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
         span,
         help="subscript a tensor, a local array, a vector or a tuple",
     )
-
-
-def _is_held(x: Operand) -> bool:
-    """Whether ``x`` is a tensor, or a tuple of such, of which one is chosen at run time."""
-    if isinstance(x, Static):
-        return isinstance(x.value, torch.Tensor)
-    if isinstance(x, Tup):
-        return bool(x.items) and all(map(_is_held, x.items))
-    return isinstance(x, Tensor) and x.length is None
 
 
 def _names_number(node: ast.Subscript, base: Tensor) -> bool:

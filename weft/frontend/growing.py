@@ -41,6 +41,8 @@ def grown(node: ast.AST) -> set[str]:
                 attr in METHODS
             ):
                 found.add(name)
+            case ast.AugAssign(target=ast.Name(id=name), op=ast.Add(), value=ast.List()):
+                found.add(name)
             case ast.Call(args=args):
                 handed |= {arg.id for arg in args if isinstance(arg, ast.Name)}
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.List(elts=[])):
@@ -115,6 +117,16 @@ def is_growing(x: object) -> bool:
 
 def has(method: Method) -> bool:
     return is_growing(method.receiver) and method.name in METHODS
+
+
+def extended(cx: Lowering, x: Tensor, symbol: str, value: Operand, span: Span) -> None:
+    """``a += [1, 2]``."""
+    items = static_items(value)
+    if symbol != "+" or items is None:
+        raise KernelTypeError(f"`{symbol}=` of a list and what is no list", span,
+                              help="append to it, or write a loop over its elements")  # fmt: skip
+    for item in items:
+        _append(cx, x, item, span)
 
 
 def method(cx: Lowering, method: Method, given: list[Operand], span: Span) -> Operand:

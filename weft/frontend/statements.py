@@ -11,6 +11,7 @@ from weft.frontend import (
     casts,
     elements,
     expressions,
+    growing,
     lists,
     named,
     overflow,
@@ -100,6 +101,9 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
                 _accumulate_one(cx, *element, item, symbol, at, span)
             return
     old = cx.expression(_as_load(node.target))
+    if isinstance(old, Tensor) and growing.is_growing(old):
+        growing.extended(cx, old, symbol, cx.expression(node.value), span)
+        return
     if rows.is_row(old):
         _accumulate_row(cx, node, old, symbol, span)
         return

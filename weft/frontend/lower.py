@@ -202,25 +202,7 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
     starts: list[Operand] = []
     checked: list[overflow.Sum] = []  # in debug mode
     for name in names:
-        before = cx.frame.lookup(name, cx.span(node), cx.guards)
-        is_scalar = dtype_of(before) is not None or is_complex(before)
-        atomic = next((n for s in node.body for n in ast.walk(s) if _is_atomic(n, name)), None)
-        if atomic is not None and isinstance(before, Tensor):
-            raise KernelTypeError(
-                f"an atomic on `{name}`, which is {describe(before)}", cx.span(atomic),
-                help=f"write {name}[None], its element",
-            )  # fmt: skip
-        total = isinstance(before, Vec) and name in cx.region.vector_results
-        if not (is_scalar or total or (isinstance(before, Tensor) and before.rank == 0)):
-            raise KernelTypeError(
-                f"`{name}` is {describe(before)}, and a parallel loop accumulates into numbers "
-                "and vectors of them",
-                cx.span(node),
-                help="use one variable for each member, or accumulate into a tensor",
-            )
-        initial = before if total else cx.read_number(before, cx.span(node))
-        kind = cx.widen(name, initial, cx.span(node))
-        assert isinstance(kind, ScalarKind | ComplexKind | VecKind)
+        initial, kind = _before(cx, node, name)
         _check_total(cx, name, kind, combiners[name], cx.span(node))
         totals.append(kind)
         starts.append(cx.coerce(initial, kind, cx.span(node)))
@@ -257,16 +239,41 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
         draws.begin(cx, flatten(indices), list(zip(lowers, uppers, strict=True)))
         cx.bind(node.target, indices, cx.span(node))
         cx.block(body)
-        finals = [v for n, kind in zip(names, totals, strict=True)
-                  for v in flatten(cx.coerce(cx.frame.env[n], kind, cx.span(node)))]  # fmt: skip
         places = {name: flatten(cx.coerce(cx.frame.env[name], kind, cx.span(node)))
                   for name, kind in zip(names, totals, strict=True)}  # fmt: skip
+        finals = [v for name in names for v in places[name]]
         finals += [half for total in checked for half in total.halves(places[total.name])]
         b.do("scf.reduce", *finals)
     cx.iteration = []
     count = sum(len(cx.types(kind)) for kind in totals)
     overflow.check_sums(checked, loop.results[count:], cx.span(node))
     return _handed_on(cx, function, totals, loop, cx.span(node))
+
+
+def _before(
+    cx: Lowering, node: ast.For, name: str
+) -> tuple[Operand, ScalarKind | ComplexKind | VecKind]:
+    """What ``name``, which the loop accumulates into, is before it, and the kind of its total."""
+    before = cx.frame.lookup(name, cx.span(node), cx.guards)
+    is_scalar = dtype_of(before) is not None or is_complex(before)
+    atomic = next((n for s in node.body for n in ast.walk(s) if _is_atomic(n, name)), None)
+    if atomic is not None and isinstance(before, Tensor):
+        raise KernelTypeError(
+            f"an atomic on `{name}`, which is {describe(before)}", cx.span(atomic),
+            help=f"write {name}[None], its element",
+        )  # fmt: skip
+    total = isinstance(before, Vec) and name in cx.region.vector_results
+    if not (is_scalar or total or (isinstance(before, Tensor) and before.rank == 0)):
+        raise KernelTypeError(
+            f"`{name}` is {describe(before)}, and a parallel loop accumulates into numbers "
+            "and vectors of them",
+            cx.span(node),
+            help="use one variable for each member, or accumulate into a tensor",
+        )
+    initial = before if total else cx.read_number(before, cx.span(node))
+    kind = cx.widen(name, initial, cx.span(node))
+    assert isinstance(kind, ScalarKind | ComplexKind | VecKind)
+    return initial, kind
 
 
 def _body(

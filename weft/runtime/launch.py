@@ -334,8 +334,7 @@ class Launcher:
         """The generated functions for arguments of these kinds; the first are installed."""
         kinds = tuple(kind_of(spec, value) for spec, value in zip(specs, args, strict=True))
         form = (*kinds, *map(bounds, specs)), written
-        known = self.generated.get(form)
-        if known is not None:
+        if (known := self.generated.get(form)) is not None:
             return known
         memory = _memory(specs)
         writes = [memory[k] for k in sorted(written) if k < len(memory)]
@@ -359,9 +358,8 @@ class Launcher:
         """A later call of a plan: a builtin for it is put before those of other plans; the last of
         them goes."""
         specs = list(self.forms.specs(args).values())
-        key = code.key(*args)
         with self.lock:
-            plan = code.plans.get(key)
+            plan = code.plans.get(code.key(*args))
             fits = tuple(map(kind_of, specs, args)) == tuple(code.kinds)
             if plan is not None and fits and any(code is own for own in self.generated.values()):
                 recorded = plan.grad and torch.is_grad_enabled()

@@ -168,6 +168,10 @@ class Array(torch.Tensor):
             return repr(self.as_subclass(torch.Tensor))
 
 
+class Housed:
+    """Of tensors whose newest elements may be on a device: see ``lang.resident``."""
+
+
 @frozen
 class Placed:
     """The ``element`` of a field whose subscripts begin elsewhere than at 0: ``of`` is the type of
@@ -227,7 +231,7 @@ class Field(Array):
     tangent: Field | None = None  # outside of forward mode
     made: ClassVar[weakref.WeakValueDictionary[int, Field]] = weakref.WeakValueDictionary()
     # Of layers above: a field that lives on a device, and whether WebGPU finds a GPU.
-    resident: ClassVar[Callable[[torch.Tensor], Field]]
+    resident: ClassVar[Any]
     drawn: ClassVar[Any]
     met: ClassVar[Callable[[Field], None] | None] = None  # who is told of new fields: a tape
 

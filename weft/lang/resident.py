@@ -26,7 +26,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from weft.errors import KernelTypeError
-from weft.lang.field import Field
+from weft.lang.field import Field, Housed
 
 # How many share a storage has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
@@ -112,7 +112,7 @@ def _own_users() -> int:
     return _users(storage)
 
 
-class Resident(torch.Tensor):
+class Resident(Housed, torch.Tensor):
     """A tensor that kernels on the device find there (``weft.webgpu.buffer``)."""
 
     home: Home
@@ -331,6 +331,3 @@ def _kept(made: torch.Tensor, *, empty: bool) -> torch.Tensor:
     """A new tensor like a resident one, as one, where it is a dense one of the host."""
     plain = made.device.type == "cpu" and made.layout is torch.strided and made.numel()
     return Resident.of(made, empty=empty) if plain else made
-
-
-Field.resident = staticmethod(ResidentField.of)

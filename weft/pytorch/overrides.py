@@ -21,7 +21,7 @@ from torch.fx.node import has_side_effect
 
 from weft.errors import KernelTypeError, WeftError
 from weft.lang.dtypes import quietly
-from weft.lang.resident import Resident
+from weft.lang.field import Housed
 from weft.runtime import native
 from weft.runtime.launch import KernelLike, Launcher
 from weft.runtime.signature import check_layout
@@ -44,7 +44,7 @@ def overrides(kind: type) -> bool:
 def dispatches_as_usual(kind: type[torch.Tensor]) -> bool:
     """Whether kernels may take the data of such tensors without asking torch's dispatcher."""
     own = getattr(kind, _DISPATCH)
-    return own is getattr(torch.Tensor, _DISPATCH) or issubclass(kind, Resident)
+    return own is getattr(torch.Tensor, _DISPATCH) or issubclass(kind, Housed)
 
 
 def overriding(values: Iterable[Any]) -> list[Any]:

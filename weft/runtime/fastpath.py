@@ -33,8 +33,8 @@ from weft.frontend.specs import (
     TupleSpec,
     constant_key,
 )
+from weft.lang.field import Housed
 from weft.lang.numbers import Number
-from weft.lang.resident import Resident
 from weft.runtime import native, record
 from weft.runtime.signature import scalar_kind
 from weft.values import frozen, mutable
@@ -230,7 +230,9 @@ def fresh_maker(like: torch.Tensor, zeros: bool) -> Callable[[], torch.Tensor]:
     without contents: in half of ``torch.empty_like``'s time, where neither modes nor settings have
     a say in it."""
     shape, strides = tuple(like.shape), like.stride()
-    if isinstance(like, Resident):
+    if isinstance(like, Housed):
+        from weft.lang.resident import Resident  # where there are such tensors
+
         plain = fresh_maker(torch.empty_strided(shape, strides, dtype=like.dtype), zeros)
         return lambda: Resident.of(plain(), empty=not zeros)
     if _empty is not None and like.device.type == "cpu" and not zeros:

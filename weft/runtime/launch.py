@@ -12,7 +12,7 @@ import inspect
 import logging
 import struct
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, Self
 
 import torch
@@ -30,7 +30,7 @@ from weft.frontend.kinds import RegionChanged
 from weft.frontend.specs import Spec, TensorSpec
 from weft.frontend.split import HostPart, Parts, Region
 from weft.ir.core import Function
-from weft.lang.resident import Resident, on_host
+from weft.lang.field import Housed
 from weft.options import Options
 from weft.runtime import native
 from weft.runtime.backing import backed, is_backed, put_back
@@ -214,8 +214,8 @@ class Launcher:
             return _apart(self, args)
         if is_backed(self.region, args):
             return self._with_backing(args)
-        if not self.options.on and any(isinstance(v, Resident) for v in args):
-            return self.current(*map(on_host, args))
+        if not self.options.on and any(isinstance(v, Housed) for v in args):
+            return self.current(*_on_host(args))
         while True:
             try:
                 with self.lock:  # another thread may find that there are more arguments
@@ -397,6 +397,12 @@ class Launcher:
     @property
     def _reaches(self) -> bool:
         return any(arg.read is not None for arg in self.region.args)
+
+
+def _on_host(args: tuple[Any, ...]) -> Iterable[Any]:
+    from weft.lang.resident import on_host  # where tensors live on a device
+
+    return map(on_host, args)
 
 
 def _apart(launcher: Launcher, args: tuple[Any, ...]) -> Any:

@@ -17,8 +17,8 @@ from weft.frontend.specs import TENSOR_DTYPES, ConstSpec, ScalarSpec, Spec, Tens
 from weft.frontend.split import Region, RegionArg
 from weft.lang import dtypes
 from weft.lang.elements import Elementwise
+from weft.lang.field import Housed
 from weft.lang.numbers import Number
-from weft.lang.resident import Resident
 from weft.lang.vectors import Backing
 from weft.source import Span
 
@@ -204,7 +204,7 @@ def check_devices(named: Iterable[tuple[str, torch.Tensor]], span: Span | None =
                 help=f"kernels run on CPU and CUDA tensors: pass {name}.cpu()",
             )  # fmt: skip
         own = getattr(type(tensor), _DISPATCH) is not getattr(torch.Tensor, _DISPATCH)
-        if own and not isinstance(tensor, Resident):
+        if own and not isinstance(tensor, Housed):
             raise KernelTypeError(
                 f"`{name}` is a {type(tensor).__name__}, whose data a loop cannot reach", span,
                 help="pass it as an argument of the kernel, not by a global or an attribute",

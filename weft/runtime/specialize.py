@@ -84,7 +84,13 @@ def _drawn() -> bool:
     return webgpu_device.is_there()
 
 
-Field.drawn = staticmethod(_drawn)
+def _resident(memory: torch.Tensor) -> Field:
+    from weft.lang.resident import ResidentField  # where fields live on a device
+
+    return ResidentField.of(memory)
+
+
+Field.drawn, Field.resident = staticmethod(_drawn), staticmethod(_resident)
 
 
 class Forms:

@@ -155,7 +155,7 @@ def tape_bound(monkeypatch):
         default_options.cache_clear()
 
     yield bound
-    monkeypatch.delenv("WEFT_TAPE_MB")
+    monkeypatch.delenv("WEFT_TAPE_MB", raising=False)
     default_options.cache_clear()
 
 

@@ -530,7 +530,9 @@ def test_private_names_of_a_class(wrap):
     assert wrap(Private())(torch.ones(3)).tolist() == [12.0, 15.0, 21.0]
 
 
-def test_a_graph_does_not_drop_a_kernel_that_returns_nothing():
+def test_a_graph_does_not_drop_a_kernel_that_returns_nothing(device):
+    if device == "webgpu":
+        pytest.skip("what stands for kernels there is not for Dynamo")
     torch._dynamo.reset()
 
     @weft.kernel

@@ -190,13 +190,14 @@ def of_torch(x):
     return [*sums, product[0, 0], product[0, 1] + 1, product[1, 0], product[1, 1], *x.amin(0)]
 
 
-def test_whole_vectors_are_accumulated_into() -> None:
+def test_whole_vectors_are_accumulated_into(device: str) -> None:
     for _ in range(2):
         x = torch.randn(300, 2, dtype=torch.float64)
         *found, count = moments(x)
         torch.testing.assert_close(torch.stack(found), torch.stack(of_torch(x)))
         assert count == 300
-    assert len(moments.specializations) == 2  # of two loops: what a vector holds is no constant
+    if device != "webgpu":  # where another kernel is called
+        assert len(moments.specializations) == 2  # of two loops: what a vector holds is no constant
     x = torch.randn(4, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: torch.stack(moments(x)[:8]).square(), (x,))
 

@@ -323,6 +323,9 @@ def test_loops_over_members_in_branches_and_with_breaks() -> None:
             if i % 2:
                 for x in xs[1:]:
                     s = s - x[i]
+            for j in range(i):  # it was refused: `x` may be another one behind it
+                for x in xs[1:]:
+                    s = s * 0.5 - x[j]
             out[i] = s
 
     xs, found, expected = [torch.randn(4) for _ in range(3)], torch.empty(4), torch.empty(4)
@@ -340,6 +343,19 @@ def test_loops_over_members_in_branches_and_with_breaks() -> None:
 
     with pytest.raises(weft.KernelNameError, match="`x` may have no value here: the loop that"):
         left(xs, found)
+
+    @weft.kernel
+    def earlier(xs, out):
+        for i in range(4):
+            for x in xs:
+                out[i] = x[i]
+            for j in range(i):
+                out[i] += x[j]  # in the second turn another one
+                for x in xs[1:]:
+                    out[i] += x[j]
+
+    with pytest.raises(weft.KernelNameError, match="`x` may have no value here: a loop inside of"):
+        earlier(xs, found)
 
 
 def test_atomics_on_a_member() -> None:

@@ -30,7 +30,7 @@ from weft.frontend.kinds import (
     kind_of,
     same_operand,
 )
-from weft.frontend.names import bound_names
+from weft.frontend.names import bound_names, only_targets
 from weft.frontend.scope import assigned
 from weft.ir import types as ir
 from weft.ir.core import Value
@@ -189,6 +189,8 @@ def _carried(cx: Lowering, node: ast.For | ast.While) -> dict[str, Kind]:
             continue
         kind = cx.widen(name, operand, span)
         if isinstance(kind, OpaqueKind):
+            if name in only_targets(node.body):  # the last one of an earlier turn, who reads it
+                cx.frame.env[name] = Unbound("a loop inside of another one assigns it")
             continue
         cx.frame.env[name] = cx.coerce(operand, kind, span)
         carried[name] = kind

@@ -79,9 +79,9 @@ def optimize_for_cpu(
     _checked(function, options)
     first = [race_checks] if options.debug else []
     reordered = [reassociate_extrema, factor, reciprocal] if options.strict_math else []
-    without = [fuse, advance, *reordered, *([split_quotients, tile] if asked else [])]
-    other: Variants = {} if asked else {collapse: [collapse, serialize_reductions]}
-    return _passed(function, options, noalias, listener, without, first, other)
+    moving = [serialize_reductions, split_quotients, tile]
+    without = [fuse, advance, *reordered, *(moving if asked else [])]
+    return _passed(function, options, noalias, listener, without, first)
 
 
 def optimize(
@@ -93,7 +93,8 @@ def optimize(
     with others. Raises ``RaceError``."""
     _checked(function, options)
     reordered = [reassociate_extrema, factor, reciprocal] if options.strict_math else []
-    without = [widen, split_quotients, tile, reuse_output_as_scratch, *reordered]
+    moving = [serialize_reductions, split_quotients, tile]
+    without = [widen, *moving, reuse_output_as_scratch, *reordered]
     shared = {name for step in several(parse(asked or ""), Cooperate) for name in step.loops}
 
     other: Variants = {

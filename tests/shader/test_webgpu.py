@@ -389,3 +389,30 @@ def test_a_check_of_a_loop_without_tensors() -> None:
 
     with pytest.raises(weft.KernelAssertionError, match="five"):
         five.on("webgpu")()
+
+
+@weft.kernel
+def summed_twice(x):
+    s = 0.5
+    for i in range(x.shape[0]):
+        s += x[i, 0] * 2
+    for i in range(x.shape[0]):
+        s += x[i, 0]
+    return s
+
+
+@weft.kernel
+def filled_in_order(x):
+    weft.loop_config(serialize=True)
+    for i in range(1, x.shape[0]):
+        x[i, 0] += x[i - 1, 0] + 1
+
+
+def test_what_no_loop_shares_one_thread_runs() -> None:
+    """All 256 of a workgroup did: accumulations were 32 times what they are."""
+    x = torch.randn(4, 2, requires_grad=True)
+    (found,) = torch.autograd.grad(summed_twice.on("webgpu")(x), x)
+    assert found.tolist() == [[3.0, 0.0]] * 4
+    y = torch.zeros(5, 2)
+    filled_in_order.on("webgpu")(y)
+    assert y[:, 0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]

@@ -38,8 +38,10 @@ def compile_shader(function: Function, dialect: Dialect, *, watch: bool = False)
         chosen, needed = candidates(program)
         order = picks(function, parallel).order if parallel is not None else ()
         nest = _nest(function, parallel, program, needed)
-    threads = (THREADS, 1, 1) if len(order) < 2 or (parallel and parallel.attrs["kinds"]) else (
-        32, THREADS // 32, 1)  # fmt: skip
+    threads = (1, 1, 1)  # one thread runs what no loop shares
+    if parallel is not None:
+        line = len(order) < 2 or parallel.attrs["kinds"]
+        threads = (THREADS, 1, 1) if line else (32, THREADS // 32, 1)
     with timing.stage("emit"):
         forms = [_form(narrow(function, chosen), order, threads, dialect, wide=False, watch=watch)]
         if chosen:

@@ -115,6 +115,7 @@ def test_an_operator_without_a_gradient_imports_none(tmp_path):
     assert loaded(names, ("weft.autodiff", "weft.pytorch.autograd")) == []
 
 
+@pytest.mark.slow
 def test_a_transform_may_be_the_first_to_use_a_kernel(tmp_path):
     (tmp_path / "kernels.py").write_text(KERNEL)
     (tangent,) = run("import torch, kernels\n"

@@ -73,6 +73,7 @@ def test_forward_mode_over_the_gradient_of_a_plain_sum():
     torch.testing.assert_close(along, 6 * x * v)
 
 
+@pytest.mark.slow
 def test_forward_mode_over_forward_mode(pair):
     x, t = pair
 

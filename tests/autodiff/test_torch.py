@@ -165,6 +165,7 @@ def test_gradients_are_the_same_bits_every_time():
 @pytest.mark.parametrize("dual", [False, True])
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.sampled(5)
+@pytest.mark.slow
 def test_results_are_freed_at_once(requires_grad, dual):
     x = torch.randn(3, 4, requires_grad=requires_grad)
     k.softmax(x)

@@ -349,7 +349,7 @@ REVERSED = [(0, 0), (0, 4), (2, 2), (5, 4)]
 
 
 @pytest.mark.parametrize("ends", REVERSED)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 def test_reversed_and_empty_ranges_of_several_axes(ends: tuple[int, int], change: str) -> None:
     """Iterations are counted axis by axis: two reversed ranges are no iterations."""
 

@@ -343,6 +343,7 @@ def test_no_magnitude_of_16_bits_is_left_to_the_assembler() -> None:
 
 @needs_ptxas
 @needs_libdevice
+@pytest.mark.slow
 def test_the_gradient_of_a_state_stays_in_registers() -> None:
     """Of what rows share, too: the sums over them of eight turns, while rows are staged."""
     args = [empty(2, 9, 3, 64)] * 6

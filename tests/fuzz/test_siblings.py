@@ -94,6 +94,7 @@ def check_siblings(random: Random) -> None:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.slow
 def test_random_loops_side_by_side(part: int) -> None:
     random = Random()
     for _ in range(-(-COUNT // PARTS)):

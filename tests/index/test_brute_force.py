@@ -167,6 +167,7 @@ def loops(draw: st.DrawFn, first: str | None = None) -> Loops:
 @pytest.mark.fuzz
 @settings(max_examples=150, deadline=None)
 @given(loops("store"))
+@pytest.mark.slow
 def test_verdicts_agree_with_enumeration(case: Loops) -> None:
     found = find_races(case.build())
     (array,) = found.arrays

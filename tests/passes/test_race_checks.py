@@ -127,6 +127,7 @@ def races(function, seed, alias):
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), alias=st.booleans(), noalias=st.booleans())
+@pytest.mark.slow
 def test_every_race_that_the_interpreter_sees_is_found(seed, alias, noalias):
     function = random_function(seed)
     function.attrs["noalias"] = noalias and not alias

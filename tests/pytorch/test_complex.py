@@ -63,6 +63,7 @@ def inplace(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@pytest.mark.slow
 def test_gradients_are_torchs_to_second_order_and_in_forward_mode() -> None:
     x, w = drawn(4, grad=True), drawn(2, grad=True)
     r = torch.randn(4, dtype=torch.float64, requires_grad=True)
@@ -120,6 +121,7 @@ def test_operators_check() -> None:
     opcheck(mixed.op, (x, drawn(2, grad=True), torch.randn(5, dtype=torch.float64)))
 
 
+@pytest.mark.slow
 def test_operators_compile() -> None:
     x, y = drawn(5, grad=True), drawn(5, grad=True)
 

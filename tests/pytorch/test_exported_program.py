@@ -67,6 +67,7 @@ print("weft" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_a_program_of_two_kernels(tmp_path: Path) -> None:
     """The library has the operators of one kernel, and of the loops of the other one."""
     program = exported_model()

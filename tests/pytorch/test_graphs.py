@@ -209,6 +209,7 @@ CHANGING = {  # with what they compute
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CHANGING)
 @pytest.mark.parametrize("kind", [float, int])
+@pytest.mark.slow
 def test_numbers_that_change_compile_as_often_as_with_pytorchs_own_operators(name, kind):
     from torch._dynamo.testing import CompileCounterWithBackend
 

@@ -240,6 +240,7 @@ print(program.module()(torch.ones(3)).tolist())
 """
 
 
+@pytest.mark.slow
 def test_an_exported_program_in_a_new_process(tmp_path: Path) -> None:
     def run(code):
         program = tmp_path / "program.py"

@@ -75,6 +75,7 @@ print(exported.module()(torch.arange(3.0)).item())
 """
 
 
+@pytest.mark.slow
 def test_a_kernel_that_an_export_is_the_first_to_use(tmp_path: Path) -> None:
     """What makes operators is imported while torch traces."""
     program = tmp_path / "program.py"

@@ -80,6 +80,7 @@ EXPECTED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_kind_of_tensor():
     program = [sys.executable, "-m", "tests.pytorch.tensors"]
     out = subprocess.run(program, capture_output=True, text=True, check=True).stdout

@@ -195,6 +195,7 @@ def maps() -> int:
     return len(Path("/proc/self/maps").read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_many_specialisations_are_warned_of_and_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """While another thread runs the first form over and over."""
 

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import os, signal, threading, time
 import torch, weft
@@ -160,6 +162,7 @@ print(all(noted), abs(float(y) - 1000.0) < 0.1)
 """
 
 
+@pytest.mark.slow
 def test_signals_during_long_loops(tmp_path):
     file = tmp_path / "program.py"
     file.write_text(PROGRAM)

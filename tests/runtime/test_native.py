@@ -475,6 +475,7 @@ def test_a_launch_on_another_device(monkeypatch):
 
 
 # --- lifetimes ------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_builtin_keeps_what_it_uses_and_lets_go_of_it():
     class Thing:
         pass

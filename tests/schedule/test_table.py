@@ -283,7 +283,10 @@ def test_loops_of_a_gradient_have_a_table() -> None:
     (gallery.total, (meta(5),)),
     pytest.param(softmax.softmax, (meta(5, 131),), marks=pytest.mark.slow),
     pytest.param(gallery.matmul, (meta(37, 38), meta(38, 39)), marks=pytest.mark.slow),
-], ids=["total", "softmax", "matmul"])  # fmt: skip
+    pytest.param(
+        causal_conv.causal_conv, (meta(5, 129), meta(2, 5, 129), 0.1), marks=pytest.mark.slow
+    ),
+], ids=["total", "softmax", "matmul", "causal_conv"])  # fmt: skip
 def test_what_is_printed_may_be_asked_for(kernel: weft.Kernel, args: tuple[Any, ...]) -> None:
     """Each candidate's text, given back: cooperating ones were refused for the block they print."""
     for row in kernel.schedules(*args, device="cuda"):

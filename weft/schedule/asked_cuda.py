@@ -398,7 +398,8 @@ def _go_together(loop: LoopNest, given: Schedule, usual: Sequence[Step]) -> None
     ask for none: the texts of weft's own candidates have them beside every step."""
 
     def blocks(nest: LoopNest, step: Block, schedule: Schedule) -> Refusal | None:
-        if step in usual:
+        sides = only(schedule, BlockDim)
+        if step in usual or (sides is not None and sides.sides == (step.x, step.y)):
             return None
         if nest.parallel.attrs["kinds"] or only(schedule, Privatize):
             return Refusal(

@@ -9,7 +9,6 @@ from weft.autodiff.reverse import reverse
 from weft.ir.text import print_function
 from weft.options import Options
 from weft.pytorch.loop import Loop, Reversed
-from weft.runtime.function import CompiledFunction, compile_together
 from weft.tools.cross import lowered_loops
 
 FORMS = [{}, {"split": frozenset({"d.weight", "d.bias"})}, {"private": frozenset({"d.weight"})}]
@@ -30,22 +29,3 @@ def test_a_form_is_the_same_after_another(lasting: bool) -> None:
         made = reverse(one.function, wanted, kept, lasting=lasting, **form)
         assert text == [print_function(step) for step in made.steps]
     assert found[0] != found[1] != found[2]
-
-
-class Noted(CompiledFunction):
-    def compile(self, place: str) -> None:  # type: ignore[override]
-        assert self.lacks(place)
-        self._made[place] = None  # type: ignore[assignment]
-        if self.function is None:
-            raise ZeroDivisionError
-
-
-def test_functions_are_compiled_once_together() -> None:
-    made = [Noted(k, Options()) for k in range(9)]  # type: ignore[arg-type]
-    for place in ("cpu", "cuda"):
-        compile_together([*made, len], place)
-        assert [one.lacks(place) for one in made] == [place == "cuda"] * 9
-    compile_together(made, "cpu")
-    failing = [Noted(None, Options()) for _ in range(2)]  # type: ignore[arg-type]
-    with pytest.raises(ZeroDivisionError):
-        compile_together(failing, "cpu")

@@ -283,11 +283,7 @@ def emulated(kernel: weft.Kernel, **options: Any) -> weft.Kernel:
 class EmulatedFunction(CompiledFunction):
     """A loop of a gradient, as the emulator runs it."""
 
-    def lacks(self, place: str) -> bool:
-        """It is compiled at each call."""
-        return False
-
-    def compile(self, place: str) -> build.Made:
+    def _compiled(self, place: str) -> build.Made:
         lowered = Lowered(self.function, [], [], "")
         options = Options(debug=False, strict_math=self.options.strict_math, cache=False)
         return compile_region(build.CPU, None, None, {}, options, lowered=lowered)

@@ -46,7 +46,6 @@ from weft.pytorch.sorted_rows import added, order_of
 from weft.pytorch.workspaces import Workspaces, computed_in, numbers, unfilled
 from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.fastpath import passed
-from weft.runtime.function import compile_together
 from weft.runtime.launch import Launcher, one_or_all, overlaps
 from weft.runtime.overlap import dense
 from weft.runtime.pairs import apart
@@ -182,8 +181,6 @@ class Launch(torch.autograd.Function):
                 empty = unfilled if plain else torch.empty
                 make = empty if name in made.adjoint.defined else torch.zeros
                 env[name] = make(ctx.shapes[n], dtype=wide, device=ctx.device)
-        if plain:
-            compile_together((step.run for step in made.steps), ctx.device.type)
         for step in made.steps:
             for x in made.adjoint.sorted:
                 if x.order in step.names and x.order not in env:

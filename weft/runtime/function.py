@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -46,7 +44,7 @@ class CompiledFunction:
         """What runs it on ``values``, and their argument block."""
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
         device = _device_of(tensors)
-        compiled = self.compile(device.type)
+        compiled = self._compiled(device.type)
         block, shape = packed(compiled.slots, values)
         with self._lock:
             key = device, shape
@@ -64,12 +62,7 @@ class CompiledFunction:
         with self._lock:
             self._calls.clear()
 
-    def lacks(self, place: str) -> bool:
-        """Whether there is no code for this kind of device yet."""
-        return place not in self._made
-
-    def compile(self, place: str) -> build.Made:
-        """The code for this kind of device."""
+    def _compiled(self, place: str) -> build.Made:
         with self._lock:
             found = self._made.get(place)
             if found is None:
@@ -78,25 +71,6 @@ class CompiledFunction:
                     backend(place, self.options), None, None, {}, self.options, lowered=lowered
                 )
             return found
-
-
-def compile_together(functions: Iterable[object], place: str) -> None:
-    """Compiles those of ``functions`` that are ``CompiledFunction``s and have no code for ``place``
-    yet, two at a time: while LLVM works on one, which takes no interpreter's lock, Python makes the
-    other. (On a GPU, what is current is a thread's: one after the other there.)"""
-    lacking = [one for one in functions if isinstance(one, CompiledFunction) and one.lacks(place)]
-    if len(lacking) < 2 or place != "cpu":
-        return
-    left = iter(lacking)
-
-    def work() -> None:
-        for one in left:
-            one.compile(place)
-
-    with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(copy_context().run, work)
-        work()
-        other.result()
 
 
 def packed(slots: Sequence[Slot], values: Sequence[Any]) -> tuple[bytes, tuple[int, ...]]:

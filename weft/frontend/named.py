@@ -87,7 +87,7 @@ def special(x: Any, name: str) -> types.FunctionType | None:
     defines; None where it is Python's own, or made by ``dataclass``."""
     if _has_class(x):
         return written(x.struct, name)
-    return written(type(x.value), name) if isinstance(x, Static) and is_object(x.value) else None
+    return written(type(x.value), name) if isinstance(x, Static) and has_members(x) else None
 
 
 def written(kind: type, name: str) -> types.FunctionType | None:
@@ -149,11 +149,18 @@ def unary(cx: Lowering, op: ast.unaryop, x: Operand, span: Span) -> Operand | No
     return call_special(cx, x, _UNARY[type(op)], [], span) if type(op) in _UNARY else None
 
 
+def _kind(x: Operand) -> Any:
+    """The class of a struct or of an object that is known at compile time; None of others."""
+    if isinstance(x, Tup):
+        return x.struct
+    return type(x.value) if isinstance(x, Static) and has_members(x) else None
+
+
 def _either(
     cx: Lowering, a: Operand, b: Operand, names: tuple[str, str], span: Span
 ) -> Operand | None:
     """By the first special method of ``a``, or by the second one of ``b``."""
-    kinds = [x.struct if isinstance(x, Tup) else type(getattr(x, "value", None)) for x in (a, b)]
+    kinds = [_kind(x) for x in (a, b)]
     sides = [(a, names[0], b), (b, names[1], a)]
     if kinds[0] is not kinds[1] and isinstance(kinds[1], type) and isinstance(kinds[0], type):
         derived = issubclass(kinds[1], kinds[0])  # which Python asks first

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 
 import weft
+from benchmarks.brick import wall
 from benchmarks.matmul import matmul
 from benchmarks.stencil import stencil
 from examples.bilateral import bilateral
@@ -25,22 +26,6 @@ from examples.causal_conv import causal_conv
 from examples.softmax import softmax
 from examples.wkv import wkv
 from weft import webgpu
-
-
-@weft.kernel
-def wall(tile: torch.Tensor, out: torch.Tensor, offset: int, ph: int, pw: int) -> None:
-    """``examples.brick_wall.brick_wall`` into ``out``."""
-    height, width = out.shape
-    tile_height, tile_width = tile.shape
-    for row, col in weft.ndrange(height, width):
-        x = col - pw
-        y = height - 1 - row + ph
-        course = y // tile_height
-        brick = (x - course * offset) // tile_width
-        out[row, col] = tile[
-            tile_height - 1 - (y - course * tile_height),
-            x - course * offset - brick * tile_width,
-        ]
 
 
 @weft.kernel

@@ -99,7 +99,7 @@ class Notes:
             for counted in (kernel, _derived(kernel)):
                 try:
                     loops = _loops(counted, args, kwargs)
-                except (WeftError, RuntimeError, NotImplementedError) as error:
+                except (WeftError, RuntimeError) as error:  # PyTorch's that are not there, too
                     if counted is kernel:  # others have no gradient, and none is in the profile
                         found.uncounted[key[0]] = first_line(error)
                     continue

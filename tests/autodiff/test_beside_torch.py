@@ -261,7 +261,7 @@ def pulled(function: Callable[..., Any], arguments: list[Any], seed: int) -> lis
     return [out, *first, *second]
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(19)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_values_first_and_second_derivatives(name: str, seed: int) -> None:

@@ -191,7 +191,7 @@ def test_gradients_in_chunks(name, chunks):
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 4, 5, 15, 16, 17])
 @pytest.mark.parametrize("kernel", [states, flags], ids=["states", "flags"])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_chunks_and_a_rest(kernel, turns, chunks):
     """The same gradients, bit by bit, as from a tape of every turn."""
     args = [draw(3, turns), *([draw(3)] if kernel is states else [])]

@@ -40,7 +40,7 @@ def arguments(time: int) -> list[torch.Tensor]:
     return [torch.randn(s, dtype=torch.float64).requires_grad_() for s in shapes]
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_random_states(seed: int, columns: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both forms say the same; and whoever is not eligible has the usual one."""

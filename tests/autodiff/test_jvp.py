@@ -231,6 +231,7 @@ def test_subscripts_are_checked_along_tangents():
         jvp(lambda x: doubled(x, 5), (x,), (x,))
 
 
+@pytest.mark.slow
 def test_compiled_outside_of_the_level_and_called_in_it(pair):
     """Also where the host part is in the graph, which has no tangents."""
     x, t = pair

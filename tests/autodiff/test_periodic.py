@@ -57,7 +57,7 @@ def test_a_ring(size, n):
     check(ring, draw(size), n)
 
 
-@pytest.mark.parametrize("size", [1, 4, 11])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 4, 11])
 def test_several_turns(size):
     check(spokes, draw(6), draw(size))
 

@@ -114,7 +114,7 @@ def notes(kernel: weft.Kernel) -> list[str]:
     (embedding, True), (of_pairs, True), (padded, True), (columns, True), (crossed, True),
     (cubes, True), (by_column, False), (inside, False),
 ])  # fmt: skip
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_gradients_by_rows(
     function: Callable[..., Any], rows: bool, run: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,7 @@ def parts(kernel):
 NAMES = ["conv", "stride2", "layernorm", "upsample", "sumexp"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_in_chunks(name, always):
     kernel, args = made(name)

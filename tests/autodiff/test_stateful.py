@@ -204,7 +204,7 @@ def form(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(19)
 @pytest.mark.parametrize("turns", [0, 1, 2, 7])
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_of_recurrences(name, turns, form):
@@ -212,7 +212,7 @@ def test_gradients_of_recurrences(name, turns, form):
     assert gradcheck(lambda *a: kernel(*a), args)
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(19)
 @pytest.mark.parametrize("turns", [1, 7])
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_of_states_as_numbers(name, turns, form, monkeypatch):

@@ -349,7 +349,7 @@ REVERSED = [(0, 0), (0, 4), (2, 2), (5, 4)]
 
 
 @pytest.mark.parametrize("ends", REVERSED)
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(19)
 def test_reversed_and_empty_ranges_of_several_axes(ends: tuple[int, int], change: str) -> None:
     """Iterations are counted axis by axis: two reversed ranges are no iterations."""
 
@@ -476,7 +476,7 @@ def test_the_ir_of_schedules(name: str, change: str, interpreted: None) -> None:
 
 
 @pytest.mark.parametrize("draw", [generate.kernel, rows.kernel, nests.kernel, scans.kernel])
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_random_kernels(seed: int, draw: Callable[[Random], Any], change: str) -> None:
     def call(

@@ -120,12 +120,15 @@ def test_ptxas_takes_the_gallery(name: str, arch: str) -> None:
             assert use.spill_loads + use.spill_stores <= (0 if small else 160 if again else 40)
 
 
+SHORT = (("softmax", 0), ("wkv", 2))
+
+
 @needs_ptxas
 @needs_libdevice
 @pytest.mark.parametrize(
     ("name", "number"),
     [
-        pytest.param(name, k, marks=() if name in ("softmax", "wkv") else pytest.mark.slow)
+        pytest.param(name, k, marks=() if (name, k) in SHORT else pytest.mark.slow)
         for name, many in DERIVED.items() for k in range(many)
     ],
 )  # fmt: skip

@@ -583,6 +583,7 @@ exit()
 
 
 @pytest.mark.cpu
+@pytest.mark.slow
 def test_the_interactive_prompt() -> None:
     pty = pytest.importorskip("pty")
     pytest.importorskip("readline")

@@ -63,6 +63,7 @@ def f(x, o):
     assert o.tolist() == [0.0, 1.0] * 10
 
 
+@pytest.mark.slow
 def test_2000_terms_on_one_line(imported: Imported) -> None:
     terms = " + ".join(f"x[i] * {k}" for k in range(2000))
     f = imported(f"def f(x, o):\n    for i in x:\n        o[i] = {terms}\n")

@@ -96,7 +96,7 @@ def alike(first: list[torch.Tensor], second: list[torch.Tensor]) -> None:
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (5, 7)])
+@pytest.mark.parametrize("shape", [pytest.param((1, 1), marks=pytest.mark.slow), (5, 7)])
 def test_numbers_are_the_same_in_any_order_and_in_python(shape) -> None:
     expected = drawn(mixed.interpret, shape)
     for kernel in (mixed, in_order, in_order.interpret, grouped, grouped.interpret, checked, mixed):

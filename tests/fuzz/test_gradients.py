@@ -17,7 +17,7 @@ from tests.fuzz.histories import check_history
 from tests.fuzz.ties import check_ties
 from weft.pytorch import workspaces
 
-COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "24"))
+COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "16"))
 PARTS = max(COUNT // 50, 4)  # so that several processes take part, and none is long
 FEWER = max(COUNT // 200, 1)  # of what draws a quarter
 

@@ -16,7 +16,7 @@ from tests.fuzz.generate import Kernel, kernel
 from weft.options import default_options
 from weft.schedule import chunks, copies, parts
 
-COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "100"))
+COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "60"))
 PARTS = max(COUNT // 200, 10)  # so that several processes take part, and none is long
 
 pytestmark = [

@@ -126,6 +126,7 @@ ATTRIBUTES = st.recursive(
 
 
 @given(st.dictionaries(st.from_regex(r"[a-z_][a-z0-9_]*", fullmatch=True), ATTRIBUTES, max_size=3))
+@pytest.mark.slow
 def test_any_attribute_reads_back(attrs: dict[str, object]) -> None:
     f, b, (x, c) = function("f", x=tensor(f32, 1), c=i1)
     f.attrs = dict(attrs)

@@ -51,7 +51,8 @@ def test_data_that_is_not_there(kernel, line, shapes):
     assert info.value.span.text.strip() == line
 
 
-@pytest.mark.parametrize("kernel", [pytest.param(counts, marks=pytest.mark.slow), signed])
+@pytest.mark.slow  # eight seconds of torch.compile
+@pytest.mark.parametrize("kernel", [counts, signed])
 def test_numbers_made_of_data_break_the_graph(kernel):
     torch._dynamo.reset()
     x = torch.tensor([1, 2, 2])

@@ -275,6 +275,7 @@ def {name}(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 @on_devices
+@pytest.mark.slow
 def test_operations_give_what_the_loops_do(compiled, tmp_path, device):
     values = EXACT | {name: f"weft.math.{name}(a)" for name in NEARLY}
     texts = [TEXT.format(name=f"k_{name}", value=value) for name, value in values.items()]

@@ -646,7 +646,7 @@ def first_four(a, x, y, out):
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.sampled(5)
+@pytest.mark.slow
 def test_odd_arguments_are_what_they_are_without_builtins(seed, monkeypatch):
     draw = random.Random(seed)
     things = strange()

@@ -275,6 +275,7 @@ def test_numbers_are_those_of_the_loop(text: str, interpreted: bool) -> None:
         EmulatedCall.interpreted = False
 
 
+@pytest.mark.slow
 def test_integers_of_every_kind() -> None:
     for dtype in (torch.int8, torch.int32, torch.int64, torch.uint8, torch.float64):
         x = torch.randint(0, 5, (3, 100)).to(dtype)

@@ -146,8 +146,13 @@ def run(kernel: weft.Kernel, text: str, *args: Any) -> list[torch.Tensor]:
     return copies
 
 
-@pytest.mark.parametrize("text", ["split_reduction((), 32, parts=3)",
-                                  "split_reduction((), 32, columns=2, parts=2)"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "split_reduction((), 32, columns=2, parts=2)",
+        pytest.param("split_reduction((), 32, parts=3)", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("interpreted", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_loops_that_ask_for_others(text: str, interpreted: bool) -> None:
     torch.manual_seed(1)

@@ -114,6 +114,7 @@ def test_what_is_not_finite_is_as_turn_by_turn() -> None:
     torch.testing.assert_close(b, expected, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_bits_depend_on_sizes_only() -> None:
     x = torch.randn(3, 1 + 1536)[:, 1:].double()
     y = x.contiguous()

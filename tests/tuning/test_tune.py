@@ -98,6 +98,7 @@ def test_a_real_measurement_of_a_small_kernel():
     as_before(kernel, *args)
 
 
+@pytest.mark.slow
 def test_gradients_are_tuned():
     kernel, (w, x) = weft.kernel(correlate), given()
     table = weft.tune(kernel.backward, w, x, most=2, measure=Stopwatch(2.0, 1.0))

@@ -104,6 +104,7 @@ def test_doctor_says_what_is_missing_what_it_costs_and_how_to_get_it(monkeypatch
     assert all(f["costs"] and f["remedy"] for f in told["findings"] if f["state"] == "missing")
 
 
+@pytest.mark.slow
 def test_doctor_finds_that_kernels_do_not_compute_what_they_should(monkeypatch) -> None:
     monkeypatch.setattr(doctor, "small_sum", lambda out, x, y: out.fill_(3.0))
     done = weft("doctor", "--no-measure")

@@ -22,6 +22,7 @@ from examples import (
     spring,
     wkv,
 )
+from tests.fuzz.check import function
 from weft.autodiff.activity import read_and_written
 from weft.autodiff.columns import by_columns
 from weft.autodiff.state import state_of
@@ -156,6 +157,21 @@ def test_the_loops_of_a_gradient_follow_those_that_they_are_of() -> None:
     names = ["causal_conv_0", "causal_conv_0_adjoint_d_w", "causal_conv_0_adjoint_d_k"]
     assert [loop.name for loop in code] == names
     assert all(len(loop.codes) == 1 for loop in code)
+
+
+@needs_ptxas
+@pytest.mark.parametrize(("many", "version"), [(8, "7.8"), (120, "8.1")])
+def test_loops_of_many_tensors(many: int, version: str) -> None:
+    """Their arguments are more than the 4,352 bytes that PTX took before 8.1."""
+    names = [f"a{k}" for k in range(many)]
+    text = (
+        f"def kernel({', '.join(names)}, out):\n    for i, j in weft.ndrange(*out.shape):\n"
+        f"        out[i, j] = {' + '.join(f'{name}[i, j]' for name in names)}\n"
+    )
+    args = [empty(4, 3).t() for _ in range(many + 1)]
+    (loop,) = weft.compile_for("sm_90", weft.kernel(function(text)), *args)
+    assert all(f"\n.version {version}\n" in code.ptx for code in loop.codes)
+    assert all(use.registers for use in loop.usage().values())
 
 
 @needs_ptxas

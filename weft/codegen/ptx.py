@@ -55,7 +55,7 @@ def optimized(text: str, arch: str, functions: Sequence[str] = ()) -> llvm.Modul
 
 def assemble(module: llvm.ModuleRef, arch: str) -> str:
     """The PTX of an optimised module."""
-    return wrapping(complemented(machine(arch).emit_assembly(module)))
+    return roomy(wrapping(complemented(machine(arch).emit_assembly(module))))
 
 
 _NEGATION = re.compile(r"\b(?:neg\.s(16|32)(\s+)(%\w+), |sub\.s(16|32)(\s+)(%\w+), 0, )(%\w+);")
@@ -86,6 +86,20 @@ def wrapping(text: str) -> str:
         r"{ .reg .b16 %sign, %other;\n\tshr.s16 %sign, \2, 15;\n\txor.b16 %other, \2, %sign;\n"
         r"\tsub.s16 \1, %other, %sign; }", text
     )  # fmt: skip
+
+
+_PARAMETER = re.compile(r"^\s*\.param .*?\.[busf](\d+) .*?(?:\[(\d+)\])?,?$", re.MULTILINE)
+_VERSION = re.compile(r"^\.version (\d+)\.(\d+)$", re.MULTILINE)
+_FEW_BYTES = 4352  # of parameters, ahead of PTX 8.1 (CUDA 12.1), which takes 32,764
+
+
+def roomy(text: str) -> str:
+    """PTX of a version that takes as many bytes of parameters as its function has. PTX ISA, kernel
+    function parameters: 32,764 bytes from version 8.1 on, 4,352 before."""
+    found = _PARAMETER.findall(text)
+    if sum(int(bits) // 8 * int(length or 1) for bits, length in found) <= _FEW_BYTES:
+        return text
+    return _VERSION.sub(lambda v: v[0] if (int(v[1]), int(v[2])) > (8, 1) else ".version 8.1", text)
 
 
 def streaming(text: str) -> str:

@@ -113,6 +113,41 @@ def matched(x, out):
         out[i, 2] = s
 
 
+def kept(v, most):
+    count = 5
+    match v:
+        case (count, 1) if count > most:
+            return count
+        case (_, 3):
+            count += 100
+    return count * 10
+
+
+def matched_and_refused(x, out):
+    """What a pattern has captured stays where the guard fails."""
+    for i in range(x.shape[0]):
+        a, b = -1, -2
+        match (i % 4, i % 3):
+            case (a, b) if a > b:
+                out[i, 0] = 1.0
+            case (a, 1):
+                out[i, 0] = 2.0
+            case (0, b) if a < b:
+                out[i, 0] = 3.0
+            case _:
+                out[i, 0] = 4.0
+        out[i, 1] = 10 * a + b
+        if i % 4 != 2:
+            out[i, 2] = kept((i % 5, i % 4), i % 3)
+        k = 0
+        for j in range(3):
+            match (i + j) % 4:
+                case 0:
+                    out[i, 3] = k
+                case k if k == 2:
+                    out[i, 4] = j
+
+
 def else_of(x):
     for k in range(3):
         for v in x:
@@ -169,7 +204,7 @@ def recursive(x, out):
 
 @pytest.mark.parametrize(
     "function",
-    [generators, comprehensions, lists, functions, matched, loops, recursive],
+    [generators, comprehensions, lists, functions, matched, matched_and_refused, loops, recursive],
     ids=lambda f: f.__name__,
 )
 def test_it_means_what_it_means_in_python(function) -> None:
@@ -182,6 +217,24 @@ def test_it_means_what_it_means_in_python(function) -> None:
         torch.testing.assert_close(compiled, expected)
         kernel.interpret(x[:3], interpreted[:3])
         torch.testing.assert_close(interpreted[:3], expected[:3])
+
+
+def test_what_a_failed_guard_captured_is_handed_on() -> None:
+    @weft.kernel
+    def last(x):
+        k = -5
+        weft.loop_config(serialize=True)
+        for i in range(x.shape[0]):
+            match x[i]:
+                case 7:
+                    break
+                case k if k < 0:
+                    break
+        return k
+
+    for values in ([], [7], [1, 2], [3, 7, 4], [2, -1, 6]):
+        x = torch.tensor(values, dtype=torch.int64)
+        assert last(x) == last.function(x) == last.interpret(x)
 
 
 def test_gradients_of_generators_lists_and_functions() -> None:

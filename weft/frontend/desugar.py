@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import copy
 import itertools
+from collections.abc import Iterable
 from dataclasses import field
 from typing import TypeVar
 
@@ -44,10 +45,13 @@ def desugar_body(body: list[ast.stmt]) -> list[ast.stmt]:
     return _with_flags(statements, scope)
 
 
-def desugar_function(body: list[ast.stmt], *, valued: bool = True) -> list[ast.stmt]:
+def desugar_function(
+    body: list[ast.stmt], *, valued: bool = True, read_after: Iterable[str] = ()
+) -> list[ast.stmt]:
     """The body of an inlined function: its value is what ``.value`` holds at the end, None where
-    there is no such name. ``valued``: whether anything asks for it."""
-    body = without_match(body)
+    there is no such name. ``valued``: whether anything asks for it. ``read_after``: names that are
+    read after the body."""
+    body = without_match(body, read_after)
     valued = valued and any(not _nothing(node.value) for node in returns(body))
     function = _Loop(in_loop=False, valued=valued)
     if valued and not _always(body):

@@ -294,7 +294,7 @@ def _body(
                 cx.span(found), help=f"write {name}[...] = ..." + uncallable.host_loop(cx),
             )  # fmt: skip
     if ordered:
-        body = desugar_function(noting(node.body), valued=False)
+        body = desugar_function(noting(node.body), valued=False, read_after=names)
         return body, dict.fromkeys(names, "")
     body = reductions.rewrite(node.body, names)
     combiners = {n: reductions.combiner(body, n, cx.source) for n in names}

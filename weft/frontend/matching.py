@@ -2,20 +2,25 @@
 it is, and refused where it is lowered.
 
 What a pattern captures is written in place of its name in the case's guard, and assigned where the
-case's body begins.
+case's body begins. Python binds it where the pattern matches, even if the guard fails: where
+something else may read the name, it is assigned before the guard is asked, which a flag remembers.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
+from collections.abc import Iterable, Iterator
 
 
-def without_match(body: list[ast.stmt]) -> list[ast.stmt]:
-    """``body`` with ``if`` statements for ``match``. The statements given are not changed."""
+def without_match(body: list[ast.stmt], read_after: Iterable[str] = ()) -> list[ast.stmt]:
+    """``body`` with ``if`` statements for ``match``. The statements given are not changed.
+
+    ``read_after``: names that are read where ``body`` has ended.
+    """
     if not any(isinstance(n, ast.Match) for statement in body for n in ast.walk(statement)):
         return body
-    visitor = _Matching()
+    visitor = _Matching({*read_after, *_read_elsewhere(body, frozenset())})
     result: list[ast.stmt] = []
     for statement in body:
         made = visitor.visit(copy.deepcopy(statement))
@@ -23,7 +28,36 @@ def without_match(body: list[ast.stmt]) -> list[ast.stmt]:
     return result
 
 
+def _read_elsewhere(nodes: Iterable[ast.AST], captured: frozenset[str]) -> Iterator[str]:
+    """The names that are read where no case around captures them."""
+    for node in nodes:
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()) if name not in captured:
+                yield name
+            case ast.AugAssign(target=ast.Name(id=name)) if name not in captured:
+                yield name
+            case ast.match_case():
+                own = captured.union(_captures(node.pattern))
+                yield from _read_elsewhere(ast.iter_child_nodes(node), own)
+                continue
+            case _:
+                pass
+        yield from _read_elsewhere(ast.iter_child_nodes(node), captured)
+
+
+def _captures(pattern: ast.pattern) -> Iterator[str]:
+    """The names that a pattern assigns."""
+    for node in ast.walk(pattern):
+        if isinstance(node, ast.MatchAs | ast.MatchStar) and node.name is not None:
+            yield node.name
+
+
 class _Matching(ast.NodeTransformer):
+    """``read_elsewhere``: what other statements read than those of cases that capture it."""
+
+    def __init__(self, read_elsewhere: set[str]) -> None:
+        self.read_elsewhere = read_elsewhere
+
     def visit_Match(self, node: ast.Match) -> list[ast.stmt] | ast.Match:
         self.generic_visit(node)
         patterns = (n for case in node.cases for n in ast.walk(case.pattern))
@@ -37,22 +71,37 @@ class _Matching(ast.NodeTransformer):
         for case in reversed(node.cases):
             captured: dict[str, ast.expr] = {}
             tests = _tests(case.pattern, subject, captured)
-            if case.guard is not None:
-                tests.append(_Capturing(captured).visit(case.guard))
             assigned: list[ast.stmt] = [
                 ast.Assign([ast.Name(n, ast.Store())], value) for n, value in captured.items()
             ]
-            body = [*assigned, *case.body]
-            if not tests:
-                rest = body
-                continue
-            test = tests[0] if len(tests) == 1 else ast.BoolOp(ast.And(), tests)
-            rest = [ast.copy_location(ast.If(test, body, rest), case.pattern)]
+            before: list[ast.stmt] = []
+            if case.guard is not None and not self.read_elsewhere.isdisjoint(captured):
+                flag = f"guard {case.guard.lineno}:{case.guard.col_offset}"
+                holds = [ast.If(case.guard, [_set(flag, True)], [])]
+                before = [_set(flag, False), *_where(tests, [*assigned, *holds], [], case.pattern)]
+                tests = [*tests, ast.Name(flag, ast.Load())]
+            elif case.guard is not None:
+                tests.append(_Capturing(captured).visit(case.guard))
+            rest = [*before, *_where(tests, [*assigned, *case.body], rest, case.pattern)]
         for statement in (begin, *rest):
             for child in ast.walk(statement):
                 if isinstance(child, ast.stmt | ast.expr) and not hasattr(child, "lineno"):
                     ast.copy_location(child, node.subject)
         return [begin, *rest]
+
+
+def _where(
+    tests: list[ast.expr], body: list[ast.stmt], rest: list[ast.stmt], at: ast.AST
+) -> list[ast.stmt]:
+    """``body`` where all ``tests`` hold, else ``rest``."""
+    if not tests:
+        return body
+    test = tests[0] if len(tests) == 1 else ast.BoolOp(ast.And(), tests)
+    return [ast.copy_location(ast.If(test, body, rest), at)]
+
+
+def _set(flag: str, value: bool) -> ast.stmt:
+    return ast.Assign([ast.Name(flag, ast.Store())], ast.Constant(value))
 
 
 class _Capturing(ast.NodeTransformer):

@@ -77,6 +77,20 @@ def test_operators_are_those_of_the_undecorated_python(dtype: torch.dtype) -> No
 
 
 @weft.kernel
+def conjugated(x: torch.Tensor, out: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        out[i] = x[i].conjugate() + (2j * x[i]).conjugate()
+
+
+def test_conjugate_is_a_method_of_numbers_that_are_interpreted() -> None:
+    x, out, expected = random(3, torch.complex64), *torch.zeros(2, 3, dtype=torch.complex64)
+    conjugated(x, out)
+    conjugated.interpret(x, expected)
+    assert torch.equal(out, expected)
+    torch.testing.assert_close(out, (x + 2j * x).conj().resolve_conj())
+
+
+@weft.kernel
 def flow(x: torch.Tensor, y: torch.Tensor, c: complex, out: torch.Tensor) -> None:
     for i in range(x.shape[0]):
         s = 0j

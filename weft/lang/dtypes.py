@@ -85,6 +85,10 @@ class Scalar(torch.Tensor):
     def __format__(self, format_spec: str) -> str:
         return format(self.item(), format_spec) if format_spec else str(self)
 
+    def conjugate(self) -> Any:
+        """As Python's numbers have it."""
+        return self.conj()
+
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
 

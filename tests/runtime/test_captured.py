@@ -88,6 +88,8 @@ BODIES = (
     "(A + i) * (x[i] + B)", "x[i] ** 2 * A ** 2", "x[i] + (i % 3) * A // 1",
     "abs(x[i] * A) + abs(B)", "x[i] * (1.0 / A) + B % 2", "x[i] + A if i < B else B",
     "float(B) * x[i] + weft.f32(A)", "weft.math.sqrt(abs(A)) * x[i]",
+    "min(A, 1) * x[i] + max(2, B) + abs(-B)", "min(A, 4) * (i + 2**25) - max(A, -1.0)",
+    "(x[i] > A) * abs(A - B) + (min(B, 4) >= x[i])",
 )  # fmt: skip
 
 
@@ -123,6 +125,31 @@ def test_an_argument_gives_the_bits_of_the_constant(tmp_path: Path, body: str) -
             changing.kernel(x, found)
             constant.kernel(x, expected)
             assert torch.equal(found, expected), (a, b, found, expected)
+
+
+@weft.kernel
+def altered(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        rate, count = RATE, COUNT
+        rate *= 2
+        count += 1
+        if x[i] > RATE:
+            rate += x[i]
+        for _ in range(2):
+            rate = rate * 0.75 + min(RATE, 1)
+        out[i] = rate * abs(-RATE) + max(count, 2)
+    return out
+
+
+def test_numbers_that_the_loop_changes_and_compares_are_arguments() -> None:
+    x = torch.linspace(-2.0, 3.0, 9, dtype=torch.float64)
+    kernel = weft.kernel(altered.function)
+    for k, rate in enumerate((0.1, -0.7, 1.0, 1.5, math.nan, 0.0)):
+        globals()["COUNT"] = k
+        alter(rate)
+        torch.testing.assert_close(kernel(x), altered.function(x), equal_nan=True)
+    assert len(kernel.specializations) <= 3  # of no captured number that changed, of one, of two
 
 
 def test_what_has_to_be_known_stays_a_constant(caplog: pytest.LogCaptureFixture) -> None:

@@ -68,6 +68,7 @@ from weft.frontend.kinds import (
     Tensor,
     Tup,
     Vec,
+    constant_value,
     describe,
     is_complex,
 )
@@ -320,8 +321,8 @@ def _to(dtype: Any) -> Handler:
         if not arguments:
             return Static(dtype())
         x = arguments[0]
-        if isinstance(x, Static) and isinstance(x.value, str):
-            return of_constants(dtype, [x.value], node, span)
+        if isinstance(text := constant_value(x), str):
+            return of_constants(dtype, [text], node, span)
         return cast(cx, x, dtype, span)
 
     return handler

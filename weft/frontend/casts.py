@@ -13,7 +13,16 @@ from weft.errors import KernelTypeError, KernelValueError, Span
 from weft.frontend import aggregates, complexes, overflow
 from weft.frontend.context import Lowering
 from weft.frontend.conversions import shown
-from weft.frontend.kinds import Operand, Scalar, Static, Tup, Vec, describe, dtype_of
+from weft.frontend.kinds import (
+    Operand,
+    Scalar,
+    Static,
+    Tup,
+    Vec,
+    constant_value,
+    describe,
+    dtype_of,
+)
 from weft.ir.core import Value
 from weft.ir.types import index
 from weft.ir.views import constant_of, made_by
@@ -169,8 +178,8 @@ def static_items(x: Operand) -> list[Operand] | None:
         return x.iterated()
     if isinstance(x, Vec):
         return list(aggregates.rows(x))
-    if isinstance(x, Static) and isinstance(x.value, (tuple, list, range)):
-        return [Tup([Static(i) for i in v]) if isinstance(v, tuple) else Static(v) for v in x.value]
+    if isinstance(items := constant_value(x), (tuple, list, range)):
+        return [Tup([Static(i) for i in v]) if isinstance(v, tuple) else Static(v) for v in items]
     return None
 
 

@@ -15,6 +15,7 @@ from weft.frontend.kinds import (
     Static,
     Tup,
     Vec,
+    constant_value,
     describe,
     dtype_of,
     is_complex,
@@ -108,7 +109,8 @@ def _comparison(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span
     if symbol in ("==", "!=") and pair[0] is not None and pair[1] is not None:
         return _tuples(cx, symbol, pair[0], pair[1], span)
     for x, other in ((left, right), (right, left)):
-        text = isinstance(x, Static) and (x.value is None or isinstance(x.value, str))
+        no_number = isinstance(x, Static) and dtype_of(x) is None
+        text = no_number and isinstance(constant_value(x), str | None)
         if text and dtype_of(other) is not None and not isinstance(other, Static):
             raise KernelTypeError(
                 f"a number is compared with {describe(x)}", span,

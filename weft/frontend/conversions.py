@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 from weft.errors import KernelTypeError, KernelValueError
@@ -188,27 +189,50 @@ class Captured:
 
     def binary(self, symbol: str, a: Static, b: Static, span: Span) -> Static:
         """Python's arithmetic on captured numbers and constants, at the function's start."""
-        dtypes = dtype_of(a), dtype_of(b)
-        places: frozenset[Any] = frozenset()
-        for x in (a, b):
-            places |= x.places if isinstance(x, Varying) else places
+        dtypes, places = (dtype_of(a), dtype_of(b)), _places(a, b)
         if symbol not in "+-*/" or not {*dtypes} <= {"int", "float"}:
             raise NumberPinned(places)
         whole = dtypes == ("int", "int") and symbol != "/"
-        m, n = (x.bits if isinstance(x, Varying) else int(x.value).bit_length() if whole else 0
-                for x in (a, b))  # fmt: skip
+        m, n = map(_bits, (a, b)) if whole else (0, 0)
         bits = m + n if symbol == "*" else max(m, n) + 1
         if (whole and bits > WORD_BITS) or (symbol == "/" and isinstance(b, Varying)):
             raise NumberPinned(places)  # it may overflow, or be a division by zero
-        scratch, saved = Block([]), self.builder.block
-        with self.builder.at(scratch):
+        name = "divf" if symbol == "/" else RING[symbol] + ("i" if whole else "f")
+        with self._at_start():
             x, y = (self._wide(v, ir.index if whole else ir.f64) for v in (a, b))
-            name = "divf" if symbol == "/" else RING[symbol] + ("i" if whole else "f")
             made = self.builder.op(f"arith.{name}", x, y)
-        assert self.builder.block is saved
+        either = symbol != "/" and _either(a, b)
+        return Varying(made, "int" if whole else "float", places, bits, either)
+
+    def magnitude(self, x: Varying) -> Static:
+        """``abs(x)``."""
+        with self._at_start():
+            made = self.builder.op("math.absi" if x.dtype == "int" else "math.absf", x.scalar)
+        return Varying(made, x.dtype, x.places, x.bits, x.either)
+
+    def extreme(self, symbol: str, a: Static, b: Static) -> Static:
+        """``b`` if it is more (symbol ">") or less ("<") than ``a``, else ``a``."""
+        places, dtypes = _places(a, b), {dtype_of(a), dtype_of(b)}
+        if not dtypes <= {"int", "float"}:
+            raise NumberPinned(places)
+        whole = dtypes == {"int"}
+        with self._at_start():
+            x, y = (self._wide(v, ir.index if whole else ir.f64) for v in (a, b))
+            name, way = ("cmpi", "s") if whole else ("cmpf", "o")
+            way += "gt" if symbol == ">" else "lt"
+            better = self.builder.op(f"arith.{name}", y, x, predicate=way)
+            made = self.builder.op("arith.select", better, y, x)
+        bits = max(map(_bits, (a, b))) if whole else 0
+        return Varying(made, "int" if whole else "float", places, bits, _either(a, b, True))
+
+    @contextmanager
+    def _at_start(self) -> Generator[None]:
+        """What is emitted stands at the function's start."""
+        scratch = Block([])
+        with self.builder.at(scratch):
+            yield
         self.start.ops[self.above : self.above] = scratch.ops
         self.above += len(scratch.ops)
-        return Varying(made, "int" if whole else "float", places, bits)
 
     def _wide(self, x: Static, type: ir.ScalarType) -> Value:
         if not isinstance(x, Varying):
@@ -217,6 +241,23 @@ class Captured:
             return x.scalar
         value = self.builder.op("arith.index_cast", x.scalar, type=ir.i64)
         return self.builder.op("arith.sitofp", value, type=type)
+
+
+def _places(*operands: Static) -> frozenset[Any]:
+    """Where the numbers were captured."""
+    found = (x.places for x in operands if isinstance(x, Varying))
+    return frozenset[Any]().union(*found)
+
+
+def _bits(x: Static) -> int:
+    """How many bits a whole number has at most."""
+    return x.bits if isinstance(x, Varying) else int(x.value).bit_length()
+
+
+def _either(a: Static, b: Static, one_of_them: bool = False) -> bool:
+    """Whether Python may have an int where a float is computed of both, or is one of them."""
+    may_be_int = [dtype_of(x) == "int" or (isinstance(x, Varying) and x.either) for x in (a, b)]
+    return any(may_be_int) if one_of_them else all(may_be_int)
 
 
 def _scalar_of(x: Operand) -> str:

@@ -124,12 +124,16 @@ class Varying(Static):
     constants alone. It is passed (``scalar``: of type f64 or index), and means what the constant
     would: Python's own arithmetic, rounded where it meets run-time values. ``places``: where it was
     captured (``RegionArg.place``). Whoever needs to know it asks for ``value``, and it is a
-    constant from then on. ``bits``: an int is less than 2 to the power of that."""
+    constant from then on. ``bits``: an int is less than 2 to the power of that. ``either``: Python
+    may have an int where this is a float, as in ``min(rate, 1)``."""
 
-    __slots__ = ("bits", "dtype", "places", "scalar")
+    __slots__ = ("bits", "dtype", "either", "places", "scalar")
 
-    def __init__(self, scalar: Value, dtype: str, places: frozenset[Any], bits: int = 0) -> None:
+    def __init__(
+        self, scalar: Value, dtype: str, places: frozenset[Any], bits: int = 0, either: bool = False
+    ) -> None:
         self.scalar, self.dtype, self.places, self.bits = scalar, dtype, places, bits
+        self.either = either
         self.key, self.read = (), None
 
     @property
@@ -138,6 +142,11 @@ class Varying(Static):
 
     def __repr__(self) -> str:
         return f"Varying({self.scalar!r}, {self.dtype!r})"
+
+
+def constant_value(x: object) -> Any:
+    """The value of what is known at compile time, but of no captured number; else None."""
+    return x.value if isinstance(x, Static) and not isinstance(x, Varying) else None
 
 
 @mutable

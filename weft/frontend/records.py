@@ -12,7 +12,18 @@ from typing import Any
 from weft.errors import KernelTypeError, Span
 from weft.frontend import aggregates, elements, expressions, named
 from weft.frontend.context import EXPRESSIONS, Lowering
-from weft.frontend.kinds import Operand, Part, Static, Tensor, Tup, Varying, Vec, describe, dtype_of
+from weft.frontend.kinds import (
+    Operand,
+    Part,
+    Static,
+    Tensor,
+    Tup,
+    Varying,
+    Vec,
+    constant_value,
+    describe,
+    dtype_of,
+)
 from weft.frontend.named import cast_member, is_record
 from weft.frontend.names import Scope, dotted
 from weft.ir.core import Value
@@ -159,7 +170,7 @@ def of_constant(cx: Lowering, x: Operand, span: Span) -> Tup | None:
     ``x`` if it is one; else None."""
     if is_record(x):
         return x  # type: ignore[return-value]
-    value = x.value if isinstance(x, Static) else None
+    value = constant_value(x)
     if isinstance(value, Struct):
         names, kind = value.keys, value._type  # pyright: ignore[reportPrivateUsage]
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -65,9 +65,7 @@ class Scalars:
             return fold(symbol, a, b, span)
         x, y = self.number(a, span, "the left operand"), self.number(b, span, "the right operand")
         dtype = promote(x, y)
-        for v in (a, b):
-            if isinstance(v, Varying) and is_int(dtype):
-                raise NumberPinned(v.places)  # subscripts are analysed with the number itself
+        _pin(a, b, x, y)
         if dtype == "bool" and symbol in _BITS:
             return Scalar(self._op(_BITS[symbol], a, b, "bool", span), "bool")
         if x == y == "bool":
@@ -197,6 +195,7 @@ class Scalars:
         if isinstance(a, Static) and isinstance(b, Static):
             return fold(symbol, a, b, span)
         x, y = self.number(a, span, "the left operand"), self.number(b, span, "the right operand")
+        _pin(a, b, x, y)
         dtype = promote(x, y)
         if is_float(dtype):
             return Scalar(self._op("cmpf", a, b, dtype, span, predicate=_ORDERED[symbol]), "bool")
@@ -222,6 +221,8 @@ class Scalars:
     def extreme(self, symbol: str, a: Operand, b: Operand, span: Span) -> Scalar | Static:
         """Python's ``max(a, b)`` (symbol ">") and ``min(a, b)`` ("<"): b if b symbol a else a."""
         if isinstance(a, Static) and isinstance(b, Static):
+            if isinstance(a, Varying) or isinstance(b, Varying):
+                return self.captured.extreme(symbol, a, b)
             return Static(max(a.value, b.value) if symbol == ">" else min(a.value, b.value))
         x, y = self.number(a, span), self.number(b, span)
         dtype = promote(x, y)
@@ -275,6 +276,8 @@ class Scalars:
 
     def magnitude(self, x: Operand, span: Span) -> Scalar | Static:
         """``abs(x)``."""
+        if isinstance(x, Varying):
+            return self.captured.magnitude(x)
         if isinstance(x, Static):
             return Static(abs(x.value))
         dtype = self.number(x, span)
@@ -291,6 +294,14 @@ class Scalars:
         values = [self.cast(x, dtype, span).value for x in arguments]
         result = self.builder.op(f"math.{name}", *values)
         return Scalar(result, "bool" if result.type is ir.i1 else dtype)
+
+
+def _pin(a: Operand, b: Operand, x: str, y: str) -> None:
+    """Asks for captured numbers beside integers, of dtypes ``x`` and ``y``: subscripts are analysed
+    with the number itself, and what may be an int is one."""
+    for v, other in ((a, y), (b, x)):
+        if isinstance(v, Varying) and not is_float(other) and (v.either or is_int(v.dtype)):
+            raise NumberPinned(v.places)
 
 
 def _compare_beyond(s: Scalars, symbol: str, a: Operand, b: Operand, span: Span) -> Scalar | Static:

@@ -19,6 +19,16 @@ constant = ti.field(ti.f64, shape=5)
 loss = ti.field(ti.f64, shape=(), needs_grad=True)
 
 
+start = ti.field(ti.f64, shape=5, needs_grad=True)
+start.from_torch(torch.linspace(0.2, 0.6, 5, dtype=torch.float64))
+
+
+@ti.kernel
+def x_start():
+    for i in x:
+        x[i] = start[i]
+
+
 @ti.kernel
 def begin():
     for i in x:
@@ -42,6 +52,18 @@ def end():
 def halve(t: ti.i32):
     for i in x:
         x[i] = x[i] * 0.5 + y[i] * t
+
+
+@ti.kernel
+def squared():
+    for i in x:
+        y[i] += x[i] * x[4 - i]
+
+
+@ti.kernel
+def moved():
+    for i in range(4):
+        x[i] = x[i] * x[i] + y[i]
 
 
 @ti.kernel
@@ -122,6 +144,23 @@ def test_the_gradient_of_a_field_that_is_overwritten_several_times_is_refused() 
     with ti.ad.Tape(loss):
         total()
     assert torch.equal(x.grad.to_torch(), torch.ones(5, dtype=torch.float64))
+
+
+def test_what_one_kernel_reads_another_one_overwrites() -> None:
+    with ti.ad.Tape(loss):
+        x_start()
+        for _ in range(3):
+            squared()
+            moved()
+        total()
+    p = start.to_torch().requires_grad_()
+    a, b = p, torch.zeros(5, dtype=torch.float64)
+    for _ in range(3):
+        b = b + a * a.flip(0)
+        a = torch.cat([a[:4] ** 2 + b[:4], a[4:]])
+    a.sum().backward()
+    torch.testing.assert_close(loss.to_torch(), a.sum().detach())
+    torch.testing.assert_close(start.grad.to_torch(), p.grad)
 
 
 def test_a_field_has_a_gradient_of_zeros_at_first() -> None:

@@ -424,10 +424,11 @@ def launch(
                 call.run = _filling(loop, made, outs) or run
             call.saved = [n for n, v in call.named(tensors).items()
                           if n in made.reads and isinstance(v, torch.Tensor)]  # fmt: skip
-            if loop.later is not NEVER:
+            later = tape.overwritten_later(loop, values)
+            if later is not NEVER:
                 copied = bool(tangents) or overwriting.is_hooked()
                 call.held = overwriting.hold(
-                    loop, values, call.saved, wanted, graph=not views, copied=copied
+                    loop, values, call.saved, wanted, later, graph=not views, copied=copied
                 )
         else:
             with torch.no_grad():

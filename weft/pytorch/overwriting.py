@@ -201,11 +201,13 @@ class Restored(torch.autograd.Function):
 
 
 def changed(name: str, span: Span | None) -> GradientError:
-    """The error about a tensor that was changed after a launch had read it."""
+    """The error about a tensor that was changed after a launch had read it. ``name``: also of
+    several, with " or " between them."""
+    shown = name.replace(" or ", "` or `")
     return GradientError(
-        f"the gradient of this loop needs `{name}`, which was modified by an inplace operation "
+        f"the gradient of this loop needs `{shown}`, which was modified by an inplace operation "
         "after the loop: its values are gone", span,
-        help=f"change a copy of it: {name}.clone()",
+        help=f"change a copy of it: {name.partition(' or ')[0]}.clone()",
     )  # fmt: skip
 
 
@@ -221,22 +223,23 @@ def find_changed(
             found.append(name)
 
     def unpacked(_: None) -> Any:
-        raise changed("` or `".join(found), span)
+        raise changed(" or ".join(found), span)
 
     for name, tensor in zip(names, saved, strict=True):
         tensor.register_hooks(functools.partial(packed, name), unpacked)
-    return changed("` or `".join(found), span)
+    return changed(" or ".join(found), span)
 
 
 def hold(
-    loop: Loop, values: Sequence[Any], saved: Sequence[str], wanted: frozenset[int], *,
-    graph: bool, copied: bool,
+    loop: Loop, values: Sequence[Any], saved: Sequence[str], wanted: frozenset[int],
+    later: Later, *, graph: bool, copied: bool,
 ) -> list[Held]:  # fmt: skip
     """What to hold of the tensors that are ``saved`` and that something may overwrite before the
-    adjoint reads them. What needs no gradient may be overwritten by a launch that autograd does not
-    see. ``graph``: the launch may have more results than what it writes. ``copied``: all is."""
+    adjoint reads them (``later``). What needs no gradient may be overwritten by a launch that
+    autograd does not see. ``graph``: the launch may have more results than what it writes.
+    ``copied``: all is."""
     found: list[Held] = []
-    by_loops, by_host = loop.later
+    by_loops, by_host = later
     for k in loop.memrefs:
         tensor, name = values[k], loop.names[k]
         if name not in saved or k not in by_loops | by_host:

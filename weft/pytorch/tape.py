@@ -27,6 +27,7 @@ from weft.lang.dtypes import from_torch
 from weft.lang.field import Field
 from weft.pytorch.forward_fields import FwdMode as FwdMode  # one of Taichi's names beside these
 from weft.pytorch.forward_level import is_open
+from weft.pytorch.loop import Later, Loop
 from weft.runtime.launch import KernelLike
 
 _MANY = (
@@ -257,6 +258,17 @@ def field_of(value: torch.Tensor) -> Field | None:
     """The field that a tensor is, or is a view of."""
     base = value._base if value._is_view() else value
     return base if isinstance(base, Field) else None
+
+
+def overwritten_later(loop: Loop, values: Sequence[Any]) -> Later:
+    """What may be overwritten after the loop is carried out on ``values``: under a tape, fields may
+    be, by the loops of other kernels."""
+    if Tape.active() is None:
+        return loop.later
+    fields = {
+        k for k in loop.memrefs if (one := field_of(values[k])) is not None and not one.is_leaf
+    }
+    return (loop.later[0] | fields, loop.later[1]) if fields else loop.later
 
 
 def recorded(

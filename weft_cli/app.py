@@ -208,6 +208,12 @@ def profile(
     ncu: Annotated[bool, typer.Option(help="Counters of the GPU by Nsight Compute.")] = False,
     nsys: Annotated[bool, typer.Option(help="Kernels by Nsight Systems.")] = False,
     perf: Annotated[bool, typer.Option(help="Source lines of the CPU by Linux's perf.")] = False,
+    seconds: Annotated[
+        float, typer.Option(min=1.0, help="For each of ncu, nsys and perf, which run it again.")
+    ] = 60.0,
+    kernels: Annotated[
+        int, typer.Option(min=1, help="Those that ncu looks at: so many that took most time.")
+    ] = 6,
     rows: Annotated[int, typer.Option(help="Of each table.")] = 15,
     json: Json = False,
 ) -> None:
@@ -220,7 +226,7 @@ def profile(
 
         tools = [name for name, on in (("ncu", ncu), ("nsys", nsys), ("perf", perf)) if on]
         show(profile_program(program, range=range, skip=skip, trace=trace, tools=tools, rows=rows,
-                             quiet=json))  # fmt: skip
+                             quiet=json, kernels=kernels, seconds=seconds))  # fmt: skip
 
 
 @app.command()

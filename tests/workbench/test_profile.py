@@ -22,10 +22,11 @@ from weft.runtime import cpu
 from weft.runtime.balance import Balance
 from weft.runtime.jitdump import Jitdump, line_table
 from weft.runtime.launch import Launcher
-from weft.workbench import events, marked, profilers
+from weft.workbench import events, marked, processes, profilers
 from weft.workbench.events import Costs, Event
 from weft.workbench.marked import Capture
 from weft.workbench.profile import profile
+from weft.workbench.profile_program import _longest
 from weft_cli.app import app
 
 
@@ -249,7 +250,7 @@ def test_a_function_of_a_file(script: str) -> None:
 
 # --- other profilers -----------------------------------------------------------------------------
 def test_what_is_not_installed_is_said_with_how_to_get_it(script: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(profilers.shutil, "which", lambda name: None)
+    monkeypatch.setattr(profilers, "place_of", lambda name: "")
     done = run("--ncu", "--nsys", "--perf", script, "1", "0")
     assert done.exit_code == 0, done.output
     for name, told in (("ncu", "developer.nvidia.com/nsight-compute"),
@@ -261,15 +262,16 @@ def test_what_is_not_installed_is_said_with_how_to_get_it(script: str, monkeypat
 
 RAW = """==PROF== Connected
 "ID","Process ID","Process Name","Host Name","Kernel Name","Block Size","Grid Size","Device","CC",\
-"dram__bytes.sum","dram__throughput.avg.pct_of_peak_sustained_elapsed","gpu__time_duration.sum",\
+"dram__bytes.sum","dram__bytes.sum.pct_of_peak_sustained_elapsed","gpu__time_duration.sum",\
 "sm__warps_active.avg.pct_of_peak_sustained_active",\
-"smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio",\
-"smsp__average_warps_issue_stalled_wait_per_issue_active.ratio"
-"","","","","","","","","","Mbyte","%","us","%","",""
-"0","9","python","h","weft_doubled_0","(1,1,1)","(1,1,1)","0","9.0","2","40","1,000.5","50","3","1"
-"1","9","python","h","weft_doubled_0","(1,1,1)","(1,1,1)","0","9.0","4","60","2,000.0","70","5","1"
-"2","9","python","h","weft_doubled_0","(1,1,1)","(1,1,1)","0","9.0","6","80","3,000.0","90","1","2"
-"3","9","python","h","gemm","(1,1,1)","(1,1,1)","0","9.0","1","10","9,000.0","90","1","2"
+"smsp__pcsamp_warps_issue_stalled_long_scoreboard",\
+"smsp__pcsamp_warps_issue_stalled_selected","smsp__pcsamp_warps_issue_stalled_wait_not_issued",\
+"smsp__pcsamp_warps_issue_stalled_wait"
+"","","","","","","","","","Mbyte","%","us","%","warp","warp","warp","warp"
+"0","9","python","h","weft_doubled_0","(1)","(1)","0","9.0","2","40","1,000.5","50","3","9","9","1"
+"1","9","python","h","weft_doubled_0","(1)","(1)","0","9.0","4","60","2,000.0","70","5","9","9","1"
+"2","9","python","h","weft_doubled_0","(1)","(1)","0","9.0","6","80","3,000.0","90","1","9","9","2"
+"3","9","python","h","gemm","(1,1,1)","(1,1,1)","0","9.0","1","10","9,000.0","90","1","9","9","2"
 """
 # As ncu of CUDA 13 wrote them on an H200, with fewer columns and other numbers.
 SOURCE = """"File Path","/x/beside.py"
@@ -345,8 +347,8 @@ else:
     assert [row["where"] for row in rows] == ["", "beside.py:7"]
     words = eval((tmp_path / "words").read_text())
     assert words[words.index("--profile-from-start") + 1] == "off"
-    assert words[-8:] == ["-m", "weft.workbench.marked", "--range", "round", "--skip", "1", script,
-                          "1", "0"][-8:]  # fmt: skip
+    assert words[-9:] == ["--range", "round", "--skip", "1", "--most", "2", script, "1", "0"]
+    assert "--kernel-name" not in words, "the first run saw no GPU"
 
 
 def test_ncu_that_may_not_read_counters_is_explained(
@@ -358,6 +360,75 @@ def test_ncu_that_may_not_read_counters_is_explained(
     assert done.exit_code == 0, done.output
     assert "note: ncu ended with 1: this user may not read the GPU's counters: " in done.output
     assert "NVreg_RestrictProfilingToAdminUsers=0" in done.output
+
+
+def test_ncu_looks_at_the_functions_that_took_most_time() -> None:
+    """By the names that its filter knows."""
+    names = {
+        "weft_wkv_0_adjoint": "weft_wkv_0_adjoint",
+        "void at::native::reduce_kernel<128, 4, at::native::ReduceOp<float> >(int)":
+            "reduce_kernel",
+        "void at::native::(anonymous namespace)::CatArrayBatchedCopy<int, 3>(int*)":
+            "CatArrayBatchedCopy",
+        "cutlass::Kernel2<cutlass_80_simt>(T::Params)": "Kernel2",
+    }  # fmt: skip
+    assert {name: profilers.function_name(name) for name in names} == names
+    kinds = [("gemm", ""), ("Memcpy HtoD", ""), *((f"at::f{k}<int>", "") for k in range(4)),
+             ("weft_a_0", "a.py:1"), ("weft_b_0", "b.py:1")]  # fmt: skip
+    entries = [SimpleNamespace(name=n, device="cuda", source=s) for n, s in kinds]
+    assert _longest(SimpleNamespace(entries=entries), 2) == (
+        "gemm", "at::f0<int>", "weft_a_0", "weft_b_0"
+    )  # fmt: skip
+
+
+def test_a_program_that_takes_too_long_is_ended_and_what_was_seen_is_kept(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the profiler's own time, and of a profiler that does not end."""
+    monkeypatch.setattr(processes, "_GRACE", 0.1)
+    fake(tmp_path, "ncu", f"""
+import os, time
+words = sys.argv[1:]
+if "--import" in words:
+    print({SOURCE!r} if "source" in words else {RAW!r}, end="")
+else:
+    print('==PROF== Profiling "weft_doubled_0": 0%....100% - 2 passes', flush=True)
+    pathlib.Path(words[words.index("-o") + 1] + ".ncu-rep").touch()
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    time.sleep(60)
+""")  # fmt: skip
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    done = run("--ncu", "--seconds", "1", script, "1", "0")
+    assert done.exit_code == 0, done.output
+    assert "ncu: medians of launches in the steady state\nkernel" in done.output
+    assert "note: ncu ended with -15: it took more than 1 seconds (--seconds)" in done.output
+
+
+def test_a_program_ends_when_its_profiler_has_looked_for_long_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "long.py"
+    program.write_text("import time\ntry:\n    print('begun')\n    time.sleep(60)\n"
+                       "finally:\n    print('cleaned up')\n")  # fmt: skip
+    asked = profilers.Asked((str(program),), "", 0, {}, (), 0.2)
+    words = asked.command()
+    monkeypatch.setattr(sys, "argv", words[words.index("weft.workbench.marked") :])
+    monkeypatch.setattr(profile, "watchers", [])
+    marked.main()
+    assert capsys.readouterr().out == "begun\ncleaned up\n"
+    said = profilers._cut("ncu", asked, processes.Ended(0, "", 0.3))
+    assert said.startswith("ncu: the program was ended after 0 seconds; the table has what was")
+    assert profilers._cut("ncu", asked, processes.Ended(0, "", 0.1)) == ""
+
+
+def test_a_terminal_shows_how_far_a_profiler_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    said = ["-c", """print('==PROF== Profiling "f": 0%..100%\\n' * 2, flush=True)"""]
+    ended = processes.run_until([sys.executable, *said], 9.0, os.environ, profilers.Launches())
+    assert (ended.code, ended.stopped) == (0, False)
+    assert "of 9 s  2 launches, f" in capsys.readouterr().err
 
 
 def test_nsys_sums_become_a_table() -> None:
@@ -402,12 +473,19 @@ def test_perf_sees_lines_of_kernels(tmp_path: Path) -> None:
 def test_the_capture_is_around_the_ranges_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[bool] = []
     monkeypatch.setattr(Capture, "tell", staticmethod(told.append))
-    capture = Capture("step", 1)
-    monkeypatch.setattr(profile, "watchers", [capture])
-    for _ in range(3):
-        with weft.profile.range("step"), weft.profile.range("other"), weft.profile.range("step"):
-            pass
+    monkeypatch.setattr(profile, "watchers", [Capture("step", 1, most=2)])
+    rounds: list[int] = []
+
+    def program() -> None:
+        for k in range(9):
+            rounds.append(k)
+            with weft.profile.range("step"), weft.profile.range("o"), weft.profile.range("step"):
+                pass
+
+    with pytest.raises(marked.Enough):  # which ends it
+        program()
     assert told == [True, False, True, False], "not around the first, nor around those inside"
+    assert rounds == [0, 1, 2]
 
 
 def test_the_marked_program_gets_its_own_arguments(

@@ -24,6 +24,7 @@ from weft.values import frozen
 from weft.version import VERSION
 from weft.workbench.cache import megabytes
 from weft.workbench.limits import Limits, limits, small_sum
+from weft.workbench.processes import place_of
 from weft.workbench.report import Table, listed
 
 OK, MISSING, WRONG = "ok", "missing", "WRONG"
@@ -227,9 +228,9 @@ def _tools() -> Iterator[Finding]:
         ("ptxas", place(ptx.ptxas),
          "PTX is not checked without a GPU, and nothing tells registers and spills",
          "pip install nvidia-cuda-nvcc, or a CUDA toolkit"),
-        ("ncu", place(lambda: shutil.which("ncu")), "no counters of a GPU's hardware",
+        ("ncu", place_of("ncu"), "no counters of a GPU's hardware",
          "Nsight Compute, of the CUDA toolkit or developer.nvidia.com"),
-        ("nsys", place(lambda: shutil.which("nsys")), "no timelines of a whole program",
+        ("nsys", place_of("nsys"), "no timelines of a whole program",
          "Nsight Systems, of the CUDA toolkit or developer.nvidia.com"),
         ("C++ compiler", place(lambda: shutil.which(compiler) or shutil.which("clang++")),
          "torch.compile's Inductor makes no code for the CPU (weft itself needs none)",

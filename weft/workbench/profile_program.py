@@ -20,13 +20,15 @@ from weft.workbench.sources import function_of
 
 def profile_program(
     program: Sequence[str], *, range: str = "", skip: int = 1, trace: str = "",
-    tools: Sequence[str] = (), rows: int = 15, quiet: bool = False,
+    tools: Sequence[str] = (), rows: int = 15, quiet: bool = False, kernels: int = 6,
+    seconds: float = 60.0,
 ) -> Profile:  # fmt: skip
     """Runs ``program``, a file or a module with its arguments, as ``python`` would; or calls the
     function of ``FILE:FUNCTION``, a few times before it counts. ``range``: only what is inside of
     ``weft.profile.range(range)`` counts, without the first ``skip`` times. ``tools``: "ncu", "nsys"
-    and "perf", which run the program again. ``quiet``: what it prints goes to stderr. Raises
-    ``UsageError``."""
+    and "perf", which run the program again, for so many ``seconds`` at most each; ncu looks at the
+    ``kernels`` that took most time, and as many of weft's own. ``quiet``: what it prints goes to
+    stderr. Raises ``UsageError``."""
     name, colon, function = program[0].rpartition(":")
     if not colon and not Path(program[0]).is_file() and program[0].endswith(".py"):
         raise UsageError(f"there is no file {program[0]}")
@@ -41,10 +43,19 @@ def profile_program(
     if not tools or not found.ok:
         return found
     places = {f"{symbol_of(loop)}{end}": at for loop, at in found.loops for end in ("", "_finish")}
-    others = [external(tool, Asked(tuple(program), range, skip, places)) for tool in tools]
+    asked = Asked(tuple(program), range, skip, places, _longest(found, kernels), seconds)
+    others = [external(tool, asked) for tool in tools]
     tables = tuple(table for o in others for table in o.tables)
     notes = tuple(o.note for o in others if o.note)
     return replace(found, others=tables, notes=(*found.notes, *notes))
+
+
+def _longest(found: Profile, count: int) -> tuple[str, ...]:
+    """The names of the GPU's functions that took most time, and of those of weft."""
+    every = [e for e in found.entries
+             if e.device == "cuda" and not e.name.startswith(("Memcpy", "Memset"))]  # fmt: skip
+    mine = [e.name for e in every if e.source]
+    return tuple(dict.fromkeys([*(e.name for e in every[:count]), *mine[:count]]))
 
 
 def _run(program: Sequence[str]) -> None:

@@ -9,15 +9,15 @@ import io
 import json
 import os
 import re
-import shutil
-import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from weft.values import frozen
+from weft.workbench.processes import Ended, place_of, run_until
 from weft.workbench.report import Table
 
 _CHILD = ("-m", "weft.workbench.marked")
@@ -26,17 +26,24 @@ _CHILD = ("-m", "weft.workbench.marked")
 @frozen
 class Asked:
     """The program with its arguments, and the ranges that count (see ``Profiler.recorded``).
-    ``places``: file and line of GPU functions and loops, by their names."""
+    ``places``: file and line of GPU functions and loops, by their names. ``kernels``: the names of
+    the GPU's functions that ncu looks at, as PyTorch's profiler has them; all, where there are
+    none. ``seconds``: for each of the programs that profile it."""
 
     program: tuple[str, ...]
     name: str
     skip: int
     places: Mapping[str, str]
+    kernels: tuple[str, ...] = ()
+    seconds: float = 60.0
 
-    def command(self, *options: str) -> list[str]:
-        """What runs the program with its marks."""
+    def command(self, *options: str, most: int = 0) -> list[str]:
+        """What runs the program with its marks, until its time is over, or ``most`` ranges are
+        (0: all are)."""
+        until = ["--until", f"{time.time() + self.seconds:.1f}"]
         ranges = ["--range", self.name, "--skip", str(self.skip)] if self.name else []
-        return [sys.executable, *_CHILD, *ranges, *options, *self.program]
+        ranges += ["--most", str(most)] if self.name and most else []
+        return [sys.executable, *_CHILD, *until, *ranges, *options, *self.program]
 
 
 @frozen
@@ -63,60 +70,108 @@ _GET = {
 def external(tool: str, asked: Asked) -> Found:
     """What ``tool`` ("ncu", "nsys" or "perf") says of the program."""
     run = {"ncu": _ncu, "nsys": _nsys, "perf": _perf}[tool]
-    if shutil.which(tool) is None:
+    if not place_of(tool):
         return Found(note=f"{tool} is not installed: {_GET[tool]}")
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
         return run(asked, Path(folder))
 
 
-def _called(command: Sequence[str], what: str, lines: bool = True) -> tuple[str, str]:
-    """Standard output, and why it failed ("" where it did not). Kernels have source lines."""
+def _called(
+    command: Sequence[str], what: str, seconds: float = 60.0, lines: bool = True,
+    told: Callable[[str], str] | None = None,
+) -> tuple[Ended, str]:  # fmt: skip
+    """How a command of a profiler ended, and why it failed ("" where it did not). Kernels have
+    source lines."""
     environment = {**os.environ, **({"WEFT_LINES": "1"} if lines else {})}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if not done.returncode:
-        return done.stdout, ""
-    said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-3:]
-    why = " ".join(said)
-    if "ERR_NVGPUCTRPERM" in done.stderr + done.stdout:
+    ended = run_until([place_of(command[0]), *command[1:]], seconds, environment, told)
+    refused = "ERR_NVGPUCTRPERM" in ended.text
+    if not ended.code and not refused:
+        return ended, ""
+    if refused:
         why = f"this user may not read the GPU's counters: {_GET['ncu'].rpartition('). ')[2]}"
-    return done.stdout, f"{what} ended with {done.returncode}: {why}"
+    elif ended.stopped:
+        why = f"it took more than {seconds:.0f} seconds (--seconds)"
+    else:
+        said = [line for line in ended.text.strip().splitlines() if line.startswith("==ERROR==")]
+        why = " ".join((said or ended.text.strip().splitlines())[-3:])
+    return ended, f"{what} ended with {ended.code}: {why}"
+
+
+def _cut(tool: str, asked: Asked, ended: Ended) -> str:
+    """A note, where the program did not come to its end."""
+    if ended.seconds < asked.seconds:
+        return ""
+    return (
+        f"{tool}: the program was ended after {asked.seconds:.0f} seconds; the table has what was "
+        "seen until then (--seconds gives it more)"
+    )
 
 
 # --- ncu -----------------------------------------------------------------------------------------
 _TIME, _BYTES = "gpu__time_duration.sum", "dram__bytes.sum"
 _OCCUPANCY = "sm__warps_active.avg.pct_of_peak_sustained_active"
-_PEAK = "dram__throughput.avg.pct_of_peak_sustained_elapsed"
-_STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
-_SECTIONS = ("WarpStateStats", "SourceCounters")
+_PEAK = "dram__bytes.sum.pct_of_peak_sustained_elapsed"
+# Samples of what warps wait for: one more pass over a kernel, where ncu's section SourceCounters
+# takes ten, for which memory is put back as it was each time.
+_SAMPLES_OF_WAITS = "group:smsp__pcsamp_warp_stall_reasons"
+_STALL = re.compile(r"smsp__pcsamp_warps_issue_stalled_(\w+)")
+_LAUNCHES = 2  # of each kernel and grid
 _SCALE = {"nsecond": 1e-6, "ns": 1e-6, "usecond": 1e-3, "us": 1e-3, "msecond": 1.0, "ms": 1.0,
           "second": 1e3, "s": 1e3,
           "byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}  # fmt: skip
 
 
 def _ncu(asked: Asked, folder: Path) -> Found:
-    """Each kernel a few times per size of its grid, behind the first two launches of it."""
+    """Each kernel a few times per size of its grid: in the ranges that count, or behind the first
+    two launches of it."""
     file = folder / "report"
-    command = ["ncu", "-o", str(file), "--metrics", ",".join([_TIME, _BYTES, _OCCUPANCY, _PEAK]),
-               *(word for section in _SECTIONS for word in ("--section", section)),
+    metrics = [_TIME, _BYTES, _OCCUPANCY, _PEAK, _SAMPLES_OF_WAITS]
+    names = "|".join(dict.fromkeys(map(re.escape, map(function_name, asked.kernels))))
+    command = ["ncu", "-o", str(file), "--metrics", ",".join(metrics),
+               *(["--kernel-name-base", "function", "--kernel-name", f"regex:^({names})$"]
+                 if names else []),
                "--filter-mode", "per-launch-config", "--launch-skip", "0" if asked.name else "2",
-               "--launch-count", "2", "--target-processes", "all", "--import-source", "yes",
+               "--launch-count", str(_LAUNCHES), "--target-processes", "all",
+               "--clock-control", "none", "--import-source", "yes",
                *(["--profile-from-start", "off"] if asked.name else [])]  # fmt: skip
-    _, why = _called([*command, *asked.command()], "ncu")
+    ended, why = _called([*command, *asked.command(most=_LAUNCHES)], "ncu", asked.seconds,
+                         told=Launches())  # fmt: skip
     saved = file.with_suffix(".ncu-rep")
     if not saved.exists():
-        return Found(note=why or "ncu saw no kernel")
+        return Found(note=why or f"ncu saw no launch of {', '.join(asked.kernels) or 'a kernel'}")
     read = ["ncu", "--import", str(saved), "--csv", "--page"]
-    raw, why = _called([*read, "raw"], "ncu --page raw")
+    raw, failed = _called([*read, "raw"], "ncu --page raw")
+    if failed:
+        return Found(note=failed)
     lines, _ = _called([*read, "source", "--print-source", "cuda,sass"], "ncu --page source")
-    if why:
-        return Found(note=why)
-    waiting = waits(lines)
+    waiting = waits(lines.text)
     tables = [("ncu: medians of launches in the steady state",
-               ncu_table(raw, waiting, asked.places))]  # fmt: skip
+               ncu_table(raw.text, waiting, asked.places))]  # fmt: skip
     if waiting:
         tables.append(("ncu: on which source lines warps waited, and for what",
                        waits_table(waiting)))  # fmt: skip
-    return Found(tuple(tables))
+    return Found(tuple(tables), why or _cut("ncu", asked, ended))
+
+
+class Launches:
+    """What a terminal shows of what ncu prints: how many launches it has looked at."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, line: str) -> str:
+        found = re.search(r'Profiling "([^"]+)"', line)
+        if found is None:
+            return ""
+        self.count += 1
+        return f"{self.count} launches, {found[1]}"
+
+
+def function_name(kernel: str) -> str:
+    """The name of a GPU's function as ncu's filters have it: without its result, namespaces,
+    template's arguments and parameters."""
+    text = kernel.replace("(anonymous namespace)::", "").removeprefix("void ")
+    return re.split(r"[<(]", text, maxsplit=1)[0].rpartition("::")[2].strip()
 
 
 def ncu_table(text: str, waiting: Sequence[Waits], places: Mapping[str, str]) -> Table:
@@ -147,7 +202,8 @@ def ncu_table(text: str, waiting: Sequence[Waits], places: Mapping[str, str]) ->
         time, moved = median(found, _TIME), median(found, _BYTES)
         rate = moved / time / 1e6 if time and moved is not None else None
         stalls = [(value, match[1]) for name in names if (match := _STALL.fullmatch(name))
-                  and (value := median(found, name)) is not None]  # fmt: skip
+                  and match[1] != "selected" and not match[1].endswith("not_issued")
+                  and (value := median(found, name))]  # fmt: skip
         waits = max(stalls)[1].replace("_", " ") if stalls else ""
         made.append((kernel[:60], places.get(kernel, ""), len(found), time, rate,
                      median(found, _PEAK), median(found, _OCCUPANCY), waits,
@@ -234,12 +290,17 @@ def _number(text: str) -> float | None:
 
 
 # --- nsys ----------------------------------------------------------------------------------------
+_RANGES = 3  # each is a file of its own, which takes a second to read
+
+
 def _nsys(asked: Asked, folder: Path) -> Found:
     file = folder / "report.nsys-rep"
     command = ["nsys", "profile", "-o", str(file), "--force-overwrite", "true", "--trace",
-               "cuda,nvtx,osrt", *(["--capture-range", "cudaProfilerApi", "--capture-range-end",
-                                    "repeat-shutdown:10000"] if asked.name else [])]  # fmt: skip
-    _, why = _called([*command, *asked.command()], "nsys", lines=False)
+               "cuda,nvtx", "--sample", "none", "--cpuctxsw", "none",
+               *(["--capture-range", "cudaProfilerApi", "--capture-range-end",
+                  f"repeat:{_RANGES}"] if asked.name else [])]  # fmt: skip
+    ended, why = _called([*command, *asked.command(most=_RANGES)], "nsys", asked.seconds,
+                         lines=False)  # fmt: skip
     files = sorted(folder.glob("report*.nsys-rep"))
     if not files:
         return Found(note=why or "nsys wrote nothing")
@@ -250,8 +311,9 @@ def _nsys(asked: Asked, folder: Path) -> Found:
                             "nsys stats", lines=False)  # fmt: skip
         if why:
             return Found(note=why)
-        texts.append(text)
-    return Found((("nsys: kernels", nsys_table(texts, asked.places)),))
+        texts.append(text.text)
+    table = nsys_table(texts, asked.places)
+    return Found((("nsys: kernels", table),), _cut("nsys", asked, ended))
 
 
 def nsys_table(texts: Sequence[str], places: Mapping[str, str]) -> Table:
@@ -277,14 +339,16 @@ def _perf(asked: Asked, folder: Path) -> Found:
     """Samples of the program's threads, which kernels' lines they were in."""
     data = folder / "perf.data"
     command = ["perf", "record", "-q", "-k", "CLOCK_MONOTONIC", "-F", "997", "-o", str(data)]
-    _, why = _called([*command, "--", *asked.command("--jitdump", str(folder))], "perf")
+    ended, why = _called([*command, "--", *asked.command("--jitdump", str(folder))], "perf",
+                         asked.seconds)  # fmt: skip
     if why:
         return Found(note=why)
-    text, why = _called(["perf", "script", "-i", str(data), "-F", "tid,ip,sym"], "perf script")
+    read, why = _called(["perf", "script", "-i", str(data), "-F", "tid,ip,sym"], "perf script")
     if why:
         return Found(note=why)
-    table = perf_table(text, _lines_at(folder))
-    return Found((("perf: where threads were, of 997 samples a second", table),))
+    table = perf_table(read.text, _lines_at(folder))
+    title = "perf: where threads were, of 997 samples a second"
+    return Found(((title, table),), _cut("perf", asked, ended))
 
 
 def _lines_at(folder: Path) -> Callable[[int], tuple[str, str] | None]:

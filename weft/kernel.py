@@ -460,7 +460,8 @@ class Kernel(Definition):
         self._prepare()
         operators = Operators(self, self._namespace, self._op_name)
         special = self._checked or self._convert or self.tuning or self.options.interpret
-        operators.loops = () if special or self.implementations else traced_loops(operators)
+        operators.followed = not (special or self.implementations)
+        operators.loops = traced_loops(operators) if operators.followed else ()
         operators.fills = any(loop.plain is not loop.recorded for loop in operators.loops)
         if not (special or operators.loops) and self.mutated:
             operators.recorded = traced_loops(operators, recorded=True)

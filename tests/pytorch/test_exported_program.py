@@ -11,7 +11,8 @@ import weft
 from examples.softmax import softmax
 from tests import processes
 from weft.errors import KernelTypeError, KernelValueError
-from weft.pytorch.hosted import OLDEST
+from weft.pytorch import exported_program
+from weft.pytorch.hosted import OLDEST, traced_loops
 from weft.runtime import stable
 
 pytestmark = [
@@ -86,6 +87,29 @@ def branching(x: torch.Tensor) -> torch.Tensor:
     for i in range(x.shape[0]):
         out[i] = x[i]
     return out
+
+
+@weft.kernel
+def widened(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x, dtype=torch.float64)
+    for i in range(x.shape[0]):
+        out[i] = 2 * x[i]
+    return out
+
+
+def test_a_host_part_that_is_no_recipe_and_only_allocates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs have such a kernel as one operator; its program has the host part."""
+    loops = traced_loops(widened.operators, exported=True)
+    program = exported_program._traced(widened, loops, {"x": torch.randn(4)}, None)
+    named = [n.target for n in program.graph.nodes if "widened_loop0" in str(n.target)]
+    assert len(named) == 1
+    x = torch.randn(9)
+    assert torch.equal(program.module()(x), 2 * x.double())
+    monkeypatch.setattr(exported_program, "OLDEST", "99")
+    with pytest.raises(KernelTypeError, match="a package of AOTInductor, and that PyTorch 99"):
+        widened.export(tmp_path / "lib.so", (x,))
 
 
 class Call(torch.nn.Module):

@@ -8,7 +8,7 @@ import torch
 
 import weft
 from tests.pytorch.test_boxed import by_python, learned
-from weft.pytorch.recipe import Fresh, Made, Size, recipe_of
+from weft.pytorch.recipe import Computed, Fresh, Made, Number, Size, recipe_of
 from weft.runtime import stable
 
 needs_code = pytest.mark.skipif(bool(stable.missing()), reason=stable.missing())
@@ -58,6 +58,128 @@ def test_what_is_known_of_a_host_part() -> None:
     assert recipe is not None
     assert recipe.made == (Made(0, zeros=True), Made(0), Made(1))
     assert recipe.returned == (2, 0)
+
+
+@kernel
+def windows(x: torch.Tensor, w: torch.Tensor, n: int) -> torch.Tensor:
+    H, W = x.shape[0] - n % 3, 2 * x.shape[1]
+    r = w.shape[0] // 2
+    middle, last = -(n // 2), x.shape[-1] - 1
+    out = torch.empty(H, W // 2, 2, dtype=torch.float64)
+    for i, j, k in weft.ndrange(H, last + 1, 2):
+        s = 0.0
+        for a in range(w.shape[0]):
+            at = j + a - r
+            if at >= 0 and at <= last:
+                s += w[a] * x[i, at]
+        out[i, j, k] = s + middle * k
+    return out
+
+
+@kernel
+def of_the_same_kind(x: torch.Tensor, n: int) -> Any:
+    rows, columns = x.shape
+    out, sums = x.new_empty((columns, rows)), x.new_zeros(n, dtype=torch.int64)
+    for i, j in weft.ndrange(columns, rows):
+        out[i, j] = x[j, i] * 2
+    return out, sums
+
+
+@kernel
+def counted(x: torch.Tensor, n: int) -> Any:
+    out = torch.zeros((n + 1,), dtype=x.dtype, device=x.device)
+    ends = x.new_empty(n)
+    for k in range(n):
+        out[k] = x[k % x.shape[0]] * k
+        ends[k] = k
+    return ends, out
+
+
+def test_numbers_that_are_computed_of_sizes() -> None:
+    recipe = recipe_of(windows)
+    assert recipe is not None
+    r = Computed("//", Size(1, 0), Number(2))
+    assert r in recipe.places
+    assert (recipe.computes, recipe.whole, recipe.defaults) == (True, {2}, False)
+    (made,) = recipe.made
+    width = Computed("*", Number(2), Size(0, 1))
+    assert made.sizes is not None
+    assert made.sizes[1:] == (Computed("//", width, Number(2)), Number(2))
+    assert (made.dtype, made.device) == (torch.float64, None)
+    recipe = recipe_of(counted)
+    assert recipe is not None
+    assert [(m.dtype, m.device, m.zeros) for m in recipe.made] == [(0, 0, True), (0, 0, False)]
+    assert recipe_of(of_the_same_kind) is None, "two tensors in one statement"
+
+
+@needs_code
+def test_machine_code_computes_them() -> None:
+    """As Python does; what it cannot goes to Python, which has the errors."""
+    code = learned(windows, torch.randn(5, 6), torch.randn(3), 4)
+    plain = windows.function
+    for rows, columns, taps, n in ((5, 6, 3, 4), (2, 17, 4, 7), (3, 1, 1, -1), (3, 2, 0, -7),
+                                   (2, 0, 2, 2)):  # fmt: skip
+        x, w = torch.randn(rows, columns), torch.randn(taps)
+        made: list[Any] = []
+        counted_calls = by_python(code, lambda a=(x, w, n): made.append(windows.op(*a)))  # noqa: B023
+        assert counted_calls == 0
+        torch.testing.assert_close(made[0], plain(x, w, n), rtol=1e-6, atol=1e-6)
+        assert made[0].is_contiguous()
+    with pytest.raises(RuntimeError, match="negative dimension"):
+        windows.op(torch.randn(1, 3), torch.randn(1), 2)
+    code = learned(counted, torch.randn(4), 3)
+    for n in (0, 1, 3, 127):
+        x = torch.randn(5)
+        made = []
+        assert by_python(code, lambda a=(x, n): made.append(counted.op(*a))) == 0  # noqa: B023
+        torch.testing.assert_close(made[0], counted.function(x, n))
+    with pytest.raises(TypeError, match="Overflow when unpacking"):
+        counted.op(torch.randn(4), 2**63 - 1)
+
+
+@kernel
+def divided(x: torch.Tensor, n: int) -> torch.Tensor:
+    out = torch.empty(x.shape[0] // n, x.shape[0] % n, dtype=torch.float32)
+    for i, j in weft.ndrange(out.shape[0], out.shape[1]):
+        out[i, j] = x[i]
+    return out
+
+
+@needs_code
+def test_a_division_that_python_refuses_or_rounds() -> None:
+    x = torch.randn(7)
+    code = learned(divided, x, 3)
+    with pytest.raises(ZeroDivisionError):
+        divided.op(x, 0)
+    with pytest.raises(RuntimeError, match="negative dimension"):
+        divided.op(x, -2)
+    assert by_python(code, lambda: divided.op(x, 4)) == 0
+
+
+@needs_code
+def test_the_gradient_of_a_kernel_that_makes_tensors_of_sizes_of_its_own() -> None:
+    op = counted.op
+    learned(counted, torch.randn(4), 3)
+    for n in (3, 3, 6, 1):
+        x = torch.randn(4, requires_grad=True)
+        ends, out = op(x, n)
+        (grad,) = torch.autograd.grad((out * torch.arange(n + 1)).sum() + ends.sum(), x)
+        expected = [sum(k * k for k in range(n) if k % 4 == i) for i in range(4)]
+        assert grad.tolist() == expected
+
+
+def test_a_jagged_tensor_whose_sizes_are_computed_with_is_refused() -> None:
+    @kernel
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        half = x.shape[0] // 2
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = x[i] + half
+        return out
+
+    parts = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    with pytest.raises(weft.errors.KernelTypeError, match="is more than one loop over its"):
+        shifted(parts)
 
 
 def branches(x):

@@ -289,6 +289,88 @@ def test_a_value_of_a_function_is_frozen(tmp_path: Path, monkeypatch: pytest.Mon
         moving.export(tmp_path / "lib.so", (torch.ones(3),))
 
 
+@weft.kernel
+def blurred(x: torch.Tensor, w: torch.Tensor, n: int) -> torch.Tensor:
+    r = w.shape[0] // 2
+    out = torch.empty(x.shape[0], n % 5 + 1, device=x.device)
+    for i, k in weft.ndrange(x.shape[0], n % 5 + 1):
+        s = 0.0
+        for a in range(w.shape[0]):
+            if i + a - r >= 0 and i + a - r < x.shape[0]:
+                s += w[a] * x[i + a - r]
+        out[i, k] = s * k
+    return out
+
+
+@weft.kernel
+def bins(x: torch.Tensor, n: int) -> torch.Tensor:
+    out = torch.empty(n, dtype=torch.int64)
+    for b in range(n):
+        count = 0
+        for i in range(x.shape[0]):
+            if x[i] == b:
+                count += 1
+        out[b] = count
+    return out
+
+
+@weft.kernel
+def counting(n: int) -> torch.Tensor:
+    out = torch.empty(n, dtype=torch.int64)
+    for i in range(n):
+        out[i] = i
+    return out
+
+
+COMPUTED = """import sys, torch
+for name in ("blurred", "bins"):
+    torch.ops.load_library(f"{FOLDER}/lib{name}.so")
+weft = torch.ops.weft
+torch.set_default_dtype(torch.float64)  # the library has what it was
+for rows, taps, n in ((20, 3, 7), (17, 4, -1), (1, 1, 0), (0, 3, 4), (127, 8, 4)):
+    for x in (torch.randn(rows, dtype=torch.float32), torch.randn(3 * rows)[::3].float()[::1]):
+        w = torch.randn(2 * taps, dtype=torch.float32)[::2]
+        padded = torch.nn.functional.pad(x, (taps // 2, taps))[None]
+        wanted = torch.nn.functional.conv1d(padded, w[None, None])[0, :rows] if rows else x
+        y = weft.blurred(x, w, n)
+        assert y.shape == (rows, n % 5 + 1) and y.dtype == torch.float32
+        torch.testing.assert_close(y, wanted[:, None] * torch.arange(n % 5 + 1).float())
+x = torch.randint(5, (100,))
+for n in (5, 9):
+    assert torch.equal(weft.bins(x, n), torch.bincount(x, minlength=n))
+assert weft.bins(x, 0).shape == (0,)
+try:
+    weft.bins(x, -1)
+except RuntimeError as error:
+    print("a size that is computed is below zero" in str(error), "weft" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+def test_a_library_whose_host_part_computes_sizes(tmp_path: Path) -> None:
+    """Is one file: the host part is in it."""
+    x, w = torch.randn(20), torch.randn(3)
+    blurred.export(tmp_path / "libblurred.so", (x, w, 3))
+    bins.export(tmp_path / "libbins.so", (torch.arange(3), 3))
+    assert not [*tmp_path.glob("*.pt2")]
+    assert "`torch.get_default_dtype()`, from around the kernel, is torch.float32" in (
+        (tmp_path / "libblurred.h").read_text()
+    )
+    (tmp_path / "program.py").write_text(f"FOLDER = {str(tmp_path)!r}\n{COMPUTED}")
+    found = processes.run(tmp_path / "program.py", os.environ, tmp_path)
+    assert found.stdout == "True False\n", found.stderr
+
+
+def test_a_library_for_a_gpu_whose_host_part_computes_sizes(tmp_path: Path) -> None:
+    """Tensors on the CPU are no part of it."""
+    x, w = torch.empty(1000, device="meta"), torch.empty(3, device="meta")
+    blurred.export(tmp_path / "lib.so", (x, w, 3), target="sm_90")
+    with pytest.raises(KernelValueError, match=r"makes tensors where its arguments are \(device="):
+        bins.export(tmp_path / "lib.so", (x.long(), 3), target="sm_90")
+    with pytest.raises(KernelValueError, match="`counting` takes no tensor"):
+        counting.export(tmp_path / "lib.so", (3,))
+
+
 OTHER = """import torch
 torch.ops.load_library(f"{FOLDER}/lib.so")
 try:

@@ -64,6 +64,9 @@ DEVICE = {  # where it launches on a CUDA device
     "aoti_torch_get_current_cuda_stream": "i32 (i32, ptr)", "cuCtxGetDevice": "i32 (ptr)",
     "cuLaunchKernelEx": "i32 (ptr, ptr, ptr, ptr)",
 }  # fmt: skip
+# Operations on whole numbers, by LLVM's functions that tell of an overflow, and those that are
+# written out: division as Python's by a number above zero, and the larger one.
+COMPUTED = {"+": "sadd", "-": "ssub", "*": "smul", "//": "", "%": "", "max": ""}
 # What a shared library has itself (``exported.py``): torch.empty_like, a loaded function.
 EXPORTED = {"weft_like": "i32 (ptr, ptr)", "weft_loaded": "ptr (ptr, i32)"}
 REQUIRES_GRAD = "_ZNK3c1010TensorImpl13requires_gradEv"
@@ -149,6 +152,27 @@ class _Writer(Emitter):
 
     def test(self, relation: str, a: str, b: str | int, type: str = "i64") -> str:
         return self.inst(f"icmp {relation} {type} {a}, {b}")
+
+    def computed(self, operation: str, left: str, right: str, no: str) -> str:
+        """A whole number of two; goes to ``no`` where it is none of 64 bits, or division is by
+        what is not above zero."""
+        if operation == "max":
+            return self.extreme("smax", left, right)
+        if COMPUTED[operation]:
+            name = f"@llvm.{COMPUTED[operation]}.with.overflow.i64"
+            self.declare(f"declare {{ i64, i1 }} {name}(i64, i64)")
+            both = self.inst(f"call {{ i64, i1 }} {name}(i64 {left}, i64 {right})")
+            over = self.inst(f"extractvalue {{ i64, i1 }} {both}, 1")
+            self.need(self.inst(f"xor i1 {over}, true"), no)
+            return self.inst(f"extractvalue {{ i64, i1 }} {both}, 0")
+        self.need(self.test("sgt", right, 0), no)
+        rest = self.inst(f"srem i64 {left}, {right}")
+        below = self.test("slt", rest, 0)
+        if operation == "%":
+            added = self.inst(f"add i64 {rest}, {right}")
+            return self.inst(f"select i1 {below}, i64 {added}, i64 {rest}")
+        less = self.inst(f"sext i1 {below} to i64")
+        return self.inst(f"add i64 {self.inst(f'sdiv i64 {left}, {right}')}, {less}")
 
     def need(self, condition: str, otherwise: str = "no") -> None:
         """What follows is for where the condition holds."""
@@ -382,6 +406,7 @@ class _Run:
         self.other = w.label("other")  # where it is not theirs
         self.device: tuple[int, str | int] = form.device
         self.there: dict[int, _Tensor] = {}
+        self.computed: list[str] = []
         self.made: list[tuple[str, str]] = []  # the handle, and where what is made goes
 
     @property
@@ -408,6 +433,9 @@ class _Run:
                 value = w.load(w.at(self.leaves, k))
                 w.need(w.test("sge", value, self._number(argument.low)), self.other)
                 w.need(w.test("sle", value, self._number(argument.high or 0)), self.other)
+        for operation, left, right in form.computed:
+            numbers = self._word(left), self._word(right)
+            self.computed.append(w.computed(operation, *numbers, self.other))
         self._writable()
         if form.guarded:
             table = w.load(self.entry, "ptr")
@@ -447,7 +475,10 @@ class _Run:
             rooms = w.room(form.rank), w.room(form.rank)
             for room, slots in zip(rooms, (made.sizes, made.strides), strict=True):
                 for axis, slot in enumerate(slots):
-                    w.store(self._word(slot), w.at(room, axis))
+                    word = self._word(slot)
+                    if slot.kind in ("int", "computed"):  # which may be below zero
+                        w.need(w.test("sge", word, 0), self.no)
+                    w.store(word, w.at(room, axis))
             asked = form.rank, *rooms, form.dtype, *self.device, place
             w.succeeds(w.torch("aoti_torch_empty_strided", *asked), self.no)
         handle, words = w.load(place, "ptr"), w.room(len(_TENSOR))
@@ -559,6 +590,8 @@ class _Run:
             case "item":
                 data = self.w.inst(f"inttoptr i64 {self.there[slot.arg].data} to ptr")
                 return self.w.load(data)
+            case "computed":
+                return self.computed[slot.arg]
             case "constant":
                 return str(slot.arg)
             case "kept":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from weft.codegen.interface import Slot
@@ -63,6 +64,9 @@ class MadeForm:
     like: int = -1
 
 
+# A whole number that is computed of others, which may be of those before it (slots of the kind
+# "computed"), by an operation of ``boxed.COMPUTED``.
+Computing = tuple[str, Slot, Slot]
 # A number of a call: a word of the argument block, or an operation on two numbers.
 Size = Slot | tuple[str, "Size", "Size"]
 
@@ -89,7 +93,8 @@ class Form:
     "item" that of a tensor whose only element, of 8 bytes, is the word; "pair stride" is one of a
     complex tensor, counted in floats).
     ``returned``: the positions of those that the operator gives, as a list if ``listed``.
-    ``device``: torch's numbers of its type, and its index. ``kept``: how many numbers calls of
+    ``computed``: numbers that slots of that kind are. ``device``: torch's numbers of its type, and
+    its index. ``kept``: how many numbers calls of
     this form have each others of, of the kind "kept", which stand in the entry of a record."""
 
     arguments: tuple[TensorForm | NumberForm, ...]
@@ -101,6 +106,7 @@ class Form:
     listed: bool = False
     device: tuple[int, int] = (CPU, 0)
     kept: int = 0
+    computed: tuple[Computing, ...] = ()
 
     @property
     def words(self) -> int:
@@ -119,7 +125,7 @@ class Form:
             numbers.append(number)
             return Slot("kept", len(numbers) - 1)
 
-        def slots(found: tuple[Slot, ...]) -> tuple[Slot, ...]:
+        def slots(found: Sequence[Slot]) -> tuple[Slot, ...]:
             return tuple(kept(slot.arg) if slot.kind == "constant" else slot for slot in found)
 
         def tensor(form: TensorForm) -> TensorForm:
@@ -139,5 +145,6 @@ class Form:
             made=tuple(replace(m, tensor=tensor(m.tensor), sizes=slots(m.sizes),
                                strides=slots(m.strides)) for m in self.made),
             runs=tuple(replace(run, slots=slots(run.slots)) for run in self.runs),
+            computed=tuple((name, *slots((left, right))) for name, left, right in self.computed),
         )  # fmt: skip
         return replace(form, kept=len(numbers)), tuple(numbers)

@@ -296,8 +296,9 @@ static const char *explained(const struct operator *o, uint64_t *stack, _Bool ab
   if (!written)
     snprintf(said + length, sizeof said - length, "an argument that is written shares memory with "
         "another, has one place for two indices or is an inference tensor, a tensor is a view "
-        "without memory of its own or is on a device that is not the current one, or a mode, a "
-        "transform or a tangent is there");
+        "without memory of its own or is on a device that is not the current one, a size that is "
+        "computed is below zero, a divisor not above it, or a mode, a transform or a tangent is "
+        "there");
   driver = 0;
   for (int k = 0; k < n; k++) {
     if (o->kinds[k].what == 1) aoti_torch_delete_tensor_object((void *)stack[k]);

@@ -38,7 +38,7 @@ from weft.pytorch.annotations import is_checked
 from weft.pytorch.boxed_program import Operand, Program, Unfit, constant
 from weft.pytorch.changing import CHANGING
 from weft.pytorch.forward_level import is_open
-from weft.pytorch.recipe import Fresh, Number, Place, Recipe, Size, recipe_of
+from weft.pytorch.recipe import Computed, Count, Fresh, Number, Place, Recipe, Size, recipe_of
 from weft.pytorch.transforms import PLAIN
 from weft.runtime import stable, tuned
 from weft.runtime.build import Compiled, Made
@@ -231,7 +231,10 @@ class BoxedKernel:
             raise Unfit
         inputs = [v.item() if start in program.numbers else v
                   for v, start in zip(inputs, program.starts, strict=False)]  # fmt: skip
-        args, made = recipe.arguments(inputs, program.as_made)
+        elsewhere = any(m.sizes is not None and m.device is None for m in recipe.made)
+        if elsewhere and program.cpu != program.device:
+            raise Unfit
+        args, made = recipe.arguments(inputs, program.as_made, program.cpu)
         which = frozenset(k for k, v in enumerate(args) if is_pair(launcher.region.args[k], v))
         if which:
             if program.loops or any(not isinstance(args[k], torch.Tensor) for k in which):
@@ -256,7 +259,8 @@ class BoxedKernel:
         recipe = self.recipe
         program = program or Program(passed, self.types)
         if not program.loose and not all(
-            m.described or passed[m.like].is_contiguous() for m in recipe.made
+            m.described or m.sizes is not None or passed[m.like].is_contiguous()
+            for m in recipe.made
         ):
             raise Unfit
         launcher, args, made, specs, compiled, guards = self.specialized(passed, program)
@@ -289,6 +293,10 @@ class BoxedKernel:
     def _make(self, program: Program, number: int, tensor: torch.Tensor) -> None:
         """Writes down how the host part makes a tensor."""
         made = self.recipe.made[number]
+        if made.sizes is not None:
+            sizes = [count(size, program) for size in made.sizes]
+            program.make(tensor, sizes=sizes, strides=_strides(sizes, program), zeros=made.zeros)
+            return
         start, rank = program.starts[made.like], tensor.dim()
         if not made.described:
             program.like(start, tensor, zeros=made.zeros, of=start if made.copied else -1)
@@ -345,15 +353,20 @@ class BoxedBackward(BoxedKernel):
         return self.former(self, passed)
 
 
-def boxed_kernel(kernel: KernelLike, types: Sequence[str], name: str) -> BoxedKernel | None:
-    """The machine code of the kernel's operator ``name``; None where it takes Python."""
+def boxed_kernel(
+    kernel: KernelLike, types: Sequence[str], name: str, *, frozen: bool = False
+) -> BoxedKernel | None:  # fmt: skip
+    """The machine code of the kernel's operator ``name``; None where it takes Python. ``frozen``:
+    torch's default dtype stays what it is."""
     options = kernel.launchers[0].options if kernel.launchers else None
     if options is None or not set(types) <= set(_TYPES) or options.debug or options.interpret:
         return None
     if "autotune" in kernel.described or any(map(is_checked, kernel.parts.parameters)):
         return None
     recipe = recipe_of(kernel) if returned_types(kernel.function) is None else None
-    if recipe is None:
+    if recipe is None or (recipe.defaults and not frozen):
+        return None
+    if any(not types[k].startswith(("SymInt", "int")) for k in recipe.whole):
         return None
     missing = stable.missing()
     if not missing and any("[" in kind for kind in types):
@@ -378,15 +391,41 @@ def operands(place: Place, program: Program, value: Any) -> list[Operand]:
                     for k, number in enumerate(numbers)]  # fmt: skip
         case Fresh():
             return [len(program.items) + place.number]
-        case Size():
-            start = program.starts[place.parameter]
-            return [Slot("size", start, place.axis % program.values[start].dim())]
+        case Size() | Computed():
+            return [count(place, program)]
         case Number():
             return [constant(place.value)]
         case Guard() if program.loops and isinstance(value, int | float):
             return [constant(value)]  # as it is now
         case _:
             raise Unfit
+
+
+def count(place: Count, program: Program) -> Slot:
+    """The word of a whole number. Raises ``Unfit``."""
+    match place:
+        case Size():
+            start = program.starts[place.parameter]
+            return Slot("size", start, place.axis % program.values[start].dim())
+        case Number():
+            return constant(int(place.value))
+        case Computed():
+            left, right = count(place.left, program), count(place.right, program)
+            return program.compute(place.operation, left, right)
+        case _:
+            start = program.starts[place]
+            if program.exact:  # whose grids and tensors are of this number
+                program.fix(start, int(program.items[start]))
+            return Slot("int", start)
+
+
+def _strides(sizes: Sequence[Slot], program: Program) -> list[Slot]:
+    """Those of a contiguous tensor."""
+    strides = [constant(1)]
+    for size in reversed(sizes[1:]):
+        some = program.compute("max", size, constant(1))
+        strides.append(program.compute("*", strides[-1], some))
+    return strides[::-1]
 
 
 def _overload_of_numbers(family: Family, name: str) -> Callable[..., Any]:

@@ -8,7 +8,17 @@ from typing import Any
 
 import torch
 
-from weft.codegen.boxed_forms import ANY, CPU, CUDA, Form, MadeForm, NumberForm, RunForm, TensorForm
+from weft.codegen.boxed_forms import (
+    ANY,
+    CPU,
+    CUDA,
+    Computing,
+    Form,
+    MadeForm,
+    NumberForm,
+    RunForm,
+    TensorForm,
+)
 from weft.codegen.interface import Slot
 from weft.errors import KernelTypeError
 from weft.frontend.scope import Guard
@@ -36,6 +46,7 @@ class Program:
 
     places = frozenset({"cpu", "cuda"})  # where tensors may be
     loops = ""  # where loops are compiled for, if not for the device
+    cpu = torch.device("cpu")  # where tensors are that it makes on the CPU
     loose = False  # it is one of calls with any strides
 
     def __init__(self, passed: Sequence[Any], types: Sequence[str], *, exact: bool = False) -> None:
@@ -76,6 +87,7 @@ class Program:
                 raise Unfit
             dtype = stable.number_of(torch.float64)
             self.arguments[k] = TensorForm(dtype, 8, 0, "contiguous", False, host=True)
+        self.computed: list[Computing] = []
         self.made: list[MadeForm] = []
         self.runs: list[RunForm] = []
         self.codes: list[int] = []  # the addresses of the loops
@@ -133,6 +145,13 @@ class Program:
         shape, steps = (tuple(tensor.shape), tensor.stride()) if self.exact else (None, None)
         size = tensor.element_size()
         return TensorForm(number, size, tensor.dim(), layout, written, shape, steps)
+
+    def compute(self, operation: str, left: Slot, right: Slot) -> Slot:
+        """A whole number of two."""
+        computing = operation, left, right
+        if computing not in self.computed:
+            self.computed.append(computing)
+        return Slot("computed", self.computed.index(computing))
 
     def as_made(self, tensor: torch.Tensor) -> torch.Tensor:
         """What the host part makes, as calls of this kind know it."""
@@ -216,6 +235,7 @@ class Program:
         return Form(
             tuple(self.arguments), tuple(self.made), tuple(self.runs),  # type: ignore[arg-type]
             tuple(returned), bool(guards), tuple(self.lists), listed, device,
+            computed=tuple(self.computed),
         )  # fmt: skip
 
 

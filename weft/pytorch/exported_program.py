@@ -14,16 +14,26 @@ from typing import Any
 
 import torch
 from torch.fx.node import map_arg
+from torch.torch_version import TorchVersion
 
 from weft.codegen.machine import LEVELS
 from weft.errors import KernelTypeError, KernelValueError
 from weft.pytorch import package_texts, shared_library
+from weft.pytorch.hosted import OLDEST, TracedLoop, traced_loops
 from weft.pytorch.package_texts import Package, cpp_type
 from weft.pytorch.recipe import recipe_of
 from weft.pytorch.shared_library import Library, boxed_of
 from weft.runtime.launch import KernelLike
 
 # pyright: reportPrivateUsage=false
+
+
+# What AOTInductor of PyTorch 2.10 gives an operator for a dtype is the number of another one.
+_OLDER = (
+    "older ones give operators other dtypes than those of the graph. A host part that computes "
+    "whole numbers of sizes and makes tensors by torch.empty and the like, around one loop, is in "
+    "the library itself, with any PyTorch"
+)
 
 
 def export_library(
@@ -60,10 +70,10 @@ def add_program(library: Library, program: torch.export.ExportedProgram) -> None
                     raise KernelTypeError(
                         f"`{overload}` takes Python",
                         help="give the program as torch.export.export gives it" if inner else
-                        "a library has kernels with one loop, around which the host part takes "
-                        "sizes from x.shape, has numbers and makes tensors by torch.empty_like(x) "
-                        "and torch.zeros_like(x), and the loops of host parts that graphs hold "
-                        "(docs/operators.md)",
+                        "a library has kernels with one loop, around which the host part computes "
+                        "whole numbers of sizes and makes tensors (torch.empty, torch.empty_like, "
+                        "...), and the loops of host parts that graphs hold (docs/operators.md): "
+                        f"those of PyTorch {OLDEST} and later ones",
                     )  # fmt: skip
                 values = map_arg(tuple(node.args), lambda n: n.meta["val"])
                 found = calls.setdefault(overload, [])
@@ -114,9 +124,18 @@ def export(
             f"`{kernel.__name__}` cannot be exported", kernel.span,
             help="give examples of its arguments, as tuples",
         )  # fmt: skip
-    if not kernel.operators.loops or recipe_of(kernel) is not None:
+    operators = kernel.operators
+    loops = operators.loops
+    if not loops and operators.followed:
+        loops = traced_loops(operators, exported=True)
+    if not loops or recipe_of(kernel) is not None:
         shared_library.export(kernel, path, examples, target)
         return
+    if TorchVersion(torch.__version__) < OLDEST:
+        raise KernelTypeError(
+            f"the host part of `{kernel.__name__}` takes a package of AOTInductor, and that "
+            f"PyTorch {OLDEST}: this is {torch.__version__}", kernel.span, help=_OLDER,
+        )  # fmt: skip
     file, library = pathlib.Path(path), Library(target)
     calls = [kernel.bind(tuple(values), {}).arguments for values in examples]
     kinds = [[(n, cpp_type(v) or repr(v)) for n, v in values.items()] for values in calls]
@@ -132,7 +151,7 @@ def export(
     packages: list[Package] = []
     programs: list[Any] = []
     for values in calls:
-        program = _traced(kernel, values, dynamic)
+        program = _traced(kernel, loops, values, dynamic)
         add_program(library, program)
         number = f"_{len(packages)}" if packages else ""
         packages.append(_package(kernel, f"{file.stem}{number}.pt2", values, program))
@@ -153,8 +172,9 @@ def _configs(level: str) -> dict[str, Any]:
 
 
 def _traced(
-    kernel: KernelLike, values: Mapping[str, Any], dynamic: Mapping[str, Any] | None
-) -> torch.export.ExportedProgram:
+    kernel: KernelLike, loops: Sequence[TracedLoop], values: Mapping[str, Any],
+    dynamic: Mapping[str, Any] | None,
+) -> torch.export.ExportedProgram:  # fmt: skip
     names = [name for name, v in values.items() if isinstance(v, torch.Tensor)]
     if any(isinstance(v, list | tuple) and any(isinstance(t, torch.Tensor) for t in v)
            for v in values.values()):  # fmt: skip
@@ -185,7 +205,7 @@ def _traced(
 
     def call(*tensors: torch.Tensor) -> Any:
         given = {**values, **dict(zip(names, tensors, strict=True))}
-        return kernel(**given)
+        return kernel.operators.host(loops, **given)
 
     with torch.no_grad():
         example = tuple(torch.empty_like(values[n]) for n in names)

@@ -50,14 +50,17 @@ _EXPRESSIONS = (
 )  # fmt: skip
 
 
-def traced_loops(operators: Operators, recorded: bool = False) -> tuple[TracedLoop, ...]:
+def traced_loops(
+    operators: Operators, recorded: bool = False, *, exported: bool = False
+) -> tuple[TracedLoop, ...]:  # fmt: skip
     """What stands for the device loops of a kernel while its host part is traced. None where the
     kernel is an operator as a whole: where its host part only allocates for one loop, or has
     statements and calls that a trace may not be able to follow. ``recorded``: for calls of which a
-    gradient is asked, where loops write to the kernel's own arguments."""
+    gradient is asked, where loops write to the kernel's own arguments. ``exported``: for a program
+    of ``torch.export``, which Dynamo does not trace and which has to hold the host part."""
     kernel = operators.kernel
     parts, scope = kernel.parts, Scope.of(kernel.function)
-    if TorchVersion(torch.__version__) < OLDEST:
+    if not exported and TorchVersion(torch.__version__) < OLDEST:
         return ()
     module = sys.modules.get(kernel.function.__globals__.get("__name__", ""))
     if parts.rewritten or module is None or vars(module) is not kernel.function.__globals__:
@@ -65,7 +68,8 @@ def traced_loops(operators: Operators, recorded: bool = False) -> tuple[TracedLo
     nodes = [region.node for region in parts.regions]
     host = [s for s in kernel.source.tree.body if s not in nodes]
     draws = any(_is_key(a) for r in parts.regions for a in r.args)
-    if len(parts.regions) == 1 and not any(map(_works, host)) and not recorded and not draws:
+    alone = len(parts.regions) == 1 and not any(map(_works, host)) and not draws
+    if alone and not (recorded or exported):
         return ()
     known = {p.name for p in parts.parameters} | {n for s in host for n in bound_names(s)}
     if not all(_is_followed(s, scope, known) for s in host):

@@ -52,7 +52,7 @@ def over_rows(kernel: KernelLike, args: tuple[Any, ...], kwargs: dict[str, Any])
             f"`{name}` is a jagged tensor, and {why}", span, help=_HELP.format(name)
         )
 
-    if recipe is None:
+    if recipe is None or recipe.computes:
         raise refuse("the kernel is more than one loop over its parameters and tensors like them")
     if any(region.results for region in kernel.parts.regions):
         raise refuse("the loop reduces into a scalar, which is one for all of the batch")

@@ -79,6 +79,7 @@ class Operators:
         self.returned = one_return(kernel)
         loops = frozenset[ast.AST](region.node for region in kernel.parts.regions)
         self.deciding = deciding(kernel.function, kernel.source.tree, loops)
+        self.followed = False  # whether the host part may be, by what the kernel is
         # What stands for the loops where PyTorch traces the host part (``hosted.py``), if it may.
         self.loops: Sequence[Any] = ()
         self.recorded: Sequence[Any] = ()  # where it writes to arguments, and a gradient is wanted

@@ -75,6 +75,7 @@ class Family:
         # What carries plain calls out, and records a gradient, by name.
         self.direct = dict[str, Callable[..., Any]]()
         self.boxed: dict[str, Any] = {}  # kernels in machine code, by name (``BoxedKernel``)
+        self.portable: dict[str, Callable[[], Any]] = {}  # what makes them for a library
 
     def define(
         self, name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any],

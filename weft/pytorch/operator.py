@@ -108,6 +108,7 @@ class OperatorForm:
             _without_derivative(self, family, overload, self._direct(code))
         else:
             rule = self._rule(name, family, code)
+        family.portable[name] = functools.partial(self._boxed, name, frozen=True)
         if code is not None:
             code.attach(family, name)
         # The hashes of overload and packet are those of what ``attach`` puts there.
@@ -120,11 +121,11 @@ class OperatorForm:
         with counter.watching():
             self.implementation(counter.launchers(self.kernel))(*inputs)
 
-    def _boxed(self, name: str) -> BoxedKernel | None:
-        """Its kernel in machine code, where it is one loop over its parameters."""
+    def _boxed(self, name: str, *, frozen: bool = False) -> BoxedKernel | None:
+        """Its kernel in machine code, if there is one. ``frozen``: as a library has it."""
         if self.autocast or not all(self.types) or self.kernel.implementations is not None:
             return None
-        return boxed_kernel(self.kernel, self.types, name)
+        return boxed_kernel(self.kernel, self.types, name, frozen=frozen)
 
     def _rule(self, name: str, family: Family, code: BoxedKernel | None) -> Rule:
         """Tells autograd how the operator ``name`` is differentiated."""

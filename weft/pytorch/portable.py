@@ -86,6 +86,8 @@ class Portable(Program):
     ) -> None:
         super().__init__(passed, types, exact=exact)
         self.made_by, self.loose = codes, loose
+        if not codes.arch:
+            self.cpu = torch.device("meta")
         self.ran: list[str | Ptx] = []
 
     def _tensor(self, tensor: torch.Tensor, spec: TensorSpec, *, written: bool) -> TensorForm:

@@ -1,10 +1,12 @@
-"""Host parts as plain as most are, as values: sizes of parameters, numbers, new tensors, one loop,
-and a return. What is as a ``Recipe`` says can be carried out without Python."""
+"""Host parts as plain as most are, as values: sizes of parameters, whole numbers computed of them,
+new tensors, one loop, and a return. What is as a ``Recipe`` says can be carried out without Python.
+"""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
@@ -41,19 +43,79 @@ class Number:
 
 
 @frozen
+class Computed:
+    """A whole number that the host part computes of others, by an operator of Python."""
+
+    operation: str
+    left: Count
+    right: Count
+
+
+# A whole number: a parameter by its position, or of these.
+Count = int | Size | Number | Computed
+OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv,
+    "%": operator.mod,
+}  # fmt: skip
+_CPU = torch.device("cpu")
+_SYMBOLS: Mapping[type[ast.operator], str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%",
+}  # fmt: skip
+
+
+@frozen
 class Made:
     """A tensor that the host part makes: like the parameter ``like``, filled with ``zeros``, or
     ``copied`` from it, or with neither. ``described``: of the sizes, strides, dtype and device that
-    ``like`` and the three parameters after it are."""
+    ``like`` and the three parameters after it are. With ``sizes`` it is contiguous, like no
+    parameter, of the dtype and on the device of the parameters ``dtype`` and ``device``: of that
+    dtype, or torch's default one, and on the CPU, where these are none."""
 
     like: int
     zeros: bool = False
     copied: bool = False
     described: bool = False
+    sizes: tuple[Count, ...] | None = None
+    dtype: int | torch.dtype | None = None
+    device: int | None = None
+
+    def new(self, passed: Sequence[Any], cpu: torch.device) -> torch.Tensor:
+        """It, without its contents, where the parameters are ``passed``. ``cpu``: the device that
+        stands for the CPU."""
+        if self.sizes is not None:
+            sizes = [number(size, passed) for size in self.sizes]
+            dtype = passed[self.dtype].dtype if isinstance(self.dtype, int) else self.dtype
+            device = cpu if self.device is None else passed[self.device].device
+            return torch.empty(sizes, dtype=dtype, device=device)
+        like = passed[self.like]
+        if self.described:
+            dtype, device = passed[self.like + 2 : self.like + 4]
+            return torch.empty_strided(like, passed[self.like + 1], dtype=dtype, device=device)
+        return torch.empty_like(like)
+
+
+def number(count: Count, passed: Sequence[Any]) -> int:
+    """The number, where the parameters are ``passed``."""
+    match count:
+        case Size(parameter, axis):
+            return passed[parameter].shape[axis]
+        case Number(value):
+            return int(value)
+        case Computed(operation, left, right):
+            return OPERATIONS[operation](number(left, passed), number(right, passed))
+        case _:
+            return passed[count]
+
+
+def read_of(count: Count) -> frozenset[int]:
+    """The positions of the parameters that are numbers in it."""
+    if isinstance(count, Computed):
+        return read_of(count.left) | read_of(count.right)
+    return frozenset({count} if isinstance(count, int) else ())
 
 
 # Where an argument of the loop is from: a parameter, what is read around the kernel, or of these.
-Place = int | Guard | Size | Fresh | Number
+Place = int | Guard | Size | Fresh | Number | Computed
 
 
 @frozen
@@ -67,26 +129,37 @@ class Recipe:
     returned: tuple[int, ...]
     guards: tuple[Guard, ...]
 
+    @property
+    def defaults(self) -> bool:
+        """Whether a tensor is of torch's default dtype."""
+        return any(m.sizes is not None and m.dtype is None for m in self.made)
+
+    @property
+    def computes(self) -> bool:
+        """Whether the host part computes sizes, or makes tensors of sizes of its own."""
+        return any(isinstance(p, Computed) for p in self.places) or any(
+            m.sizes is not None for m in self.made
+        )
+
+    @property
+    def whole(self) -> frozenset[int]:
+        """The positions of the parameters that it takes for whole numbers."""
+        counts = [p for p in self.places if isinstance(p, Computed)]
+        counts += [size for m in self.made for size in m.sizes or ()]
+        return frozenset(n for count in counts for n in read_of(count))
+
     def arguments(
-        self, passed: Sequence[Any], as_made: Callable[[torch.Tensor], torch.Tensor] = lambda t: t
-    ) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
+        self, passed: Sequence[Any], as_made: Callable[[torch.Tensor], torch.Tensor] = lambda t: t,
+        cpu: torch.device = _CPU,
+    ) -> tuple[tuple[Any, ...], list[torch.Tensor]]:  # fmt: skip
         """The loop's arguments where the parameters are ``passed``, and all that is made, without
-        its contents, ``as_made`` gives it."""
-        made: list[torch.Tensor] = []
-        for m in self.made:
-            like = passed[m.like]
-            if m.described:
-                dtype, device = passed[m.like + 2 : m.like + 4]
-                strides = passed[m.like + 1]
-                new = torch.empty_strided(like, strides, dtype=dtype, device=device)
-            else:
-                new = torch.empty_like(like)
-            made.append(as_made(new))
+        its contents, as ``as_made`` gives it. ``cpu``: the device that stands for the CPU."""
+        made = [as_made(m.new(passed, cpu)) for m in self.made]
         found: list[Any] = []
         for place in self.places:
             match place:
-                case Size():
-                    found.append(passed[place.parameter].shape[place.axis])
+                case Size() | Computed():
+                    found.append(number(place, passed))
                 case Fresh():
                     found.append(made[place.number])
                 case Number():
@@ -106,7 +179,7 @@ def direct(
     ``plain`` types. None where the host part does
     something else, takes arguments that the loop does not, or returns not exactly what is made."""
     recipe, parts = recipe_of(kernel), kernel.parts
-    if recipe is None:
+    if recipe is None or recipe.whole or any(m.sizes is not None for m in recipe.made):
         return None
     kinds = inspect.Parameter
     positional = kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD
@@ -128,9 +201,6 @@ def direct(
              for p in recipe.places]  # fmt: skip
     zeros = [m.zeros for m in recipe.made]
     return Direct(entry, install, order, zeros, recipe.guards, plain)
-
-
-_MAKERS = {"empty_like": False, "zeros_like": True}
 
 
 def recipe_of(kernel: KernelLike) -> Recipe | None:
@@ -172,7 +242,7 @@ class _Reader:
         parameters = kernel.parts.parameters
         self.parameters = {p.name: k for k, p in enumerate(parameters)}
         self.strong = any(p.dtype is not None for p in parameters)  # which the host part converts
-        self.names: dict[str, Size | Fresh | Number] = {}
+        self.names: dict[str, Size | Fresh | Number | Computed] = {}
         self.made: list[Made] = []
         self.guards: list[Guard] = []
         self.scope = function.__globals__
@@ -184,26 +254,98 @@ class _Reader:
             raise _Other
         match statement:
             case ast.Assign(targets=[ast.Tuple(elts=names)],
-                            value=ast.Attribute(value=ast.Name(id=of), attr="shape")):  # fmt: skip
+                            value=ast.Attribute(value=ast.Name() as of, attr="shape")):  # fmt: skip
                 for axis, name in enumerate(names):
-                    self._name(name, Size(self._parameter(of), axis))
-            case ast.Assign(targets=[name], value=ast.Subscript(
-                value=ast.Attribute(value=ast.Name(id=of), attr="shape"), slice=axis,
-            )):  # fmt: skip
-                self._name(name, Size(self._parameter(of), _axis(axis)))
-            case ast.Assign(targets=[name], value=ast.Constant(value=int() | float() as value)):
-                if isinstance(value, bool):
-                    raise _Other
+                    self._name(name, Size(self._tensor(of), axis))
+            case ast.Assign(targets=[name], value=ast.Constant(value=float() as value)):
                 self._name(name, Number(value))
-            case ast.Assign(targets=[name], value=ast.Call(
-                    func=ast.Attribute(value=ast.Name(id="torch"), attr=maker),
-                    args=[ast.Name(id=like)], keywords=[])) if maker in _MAKERS:  # fmt: skip
-                if self.scope.get("torch") is not torch or "torch" in self.cells:
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)) if len(
+                names
+            ) == len(values):
+                for name, value in zip(names, [*map(self._count, values)], strict=True):
+                    self._name(name, value)
+            case ast.Assign(targets=[name], value=ast.Call() as call):
+                self._make(name, call)
+            case ast.Assign(targets=[name], value=value):
+                self._name(name, self._count(value))
+            case _:
+                raise _Other
+
+    def _make(self, name: ast.expr, call: ast.Call) -> None:
+        """A tensor that is made, by a function of torch or a method of a parameter."""
+        words = {word.arg: word.value for word in call.keywords}
+        match call.func:
+            case ast.Attribute(value=ast.Name(id="torch"), attr="empty_like" | "zeros_like" as how):
+                if words or len(call.args) != 1:
                     raise _Other
-                self.guards.append(Guard(self.scope, "torch", torch, item=True))
-                self.guards.append(Guard(torch, maker, getattr(torch, maker)))
-                self._name(name, Fresh(len(self.made)))
-                self.made.append(Made(self._parameter(like), _MAKERS[maker]))
+                made = Made(self._tensor(call.args[0]), how == "zeros_like")
+                self._asks(how)
+            case ast.Attribute(value=ast.Name(id="torch"), attr="empty" | "zeros" as how):
+                made = self._sized(how, call.args, words, None, None)
+                self._asks(how)
+            case ast.Attribute(value=ast.Name() as of, attr="new_empty" | "new_zeros" as how):
+                own = self._tensor(of)
+                made = self._sized(how, call.args, words, own, own)
+            case _:
+                self._name(name, self._count(call))
+                return
+        self._name(name, Fresh(len(self.made)))
+        self.made.append(made)
+
+    def _asks(self, name: str) -> None:
+        """A function of torch is called."""
+        own = {*self.cells, *self.parameters, *self.names}
+        if self.scope.get("torch") is not torch or "torch" in own:
+            raise _Other
+        self.guards.append(Guard(self.scope, "torch", torch, item=True))
+        self.guards.append(Guard(torch, name, getattr(torch, name)))
+
+    def _sized(
+        self, how: str, args: Sequence[ast.expr], words: Mapping[str | None, ast.expr],
+        dtype: int | torch.dtype | None, device: int | None,
+    ) -> Made:  # fmt: skip
+        """A tensor of sizes of its own."""
+        if len(args) == 1 and isinstance(args[0], ast.Tuple | ast.List):
+            args = args[0].elts
+        if not args or not words.keys() <= {"dtype", "device"}:
+            raise _Other
+        sizes = tuple(map(self._count, args))
+        for word, value in words.items():
+            match word, value:
+                case "dtype", ast.Attribute(value=ast.Name(id="torch"), attr=name):
+                    dtype = getattr(torch, name, None)
+                    if not isinstance(dtype, torch.dtype):
+                        raise _Other
+                    self._asks(name)
+                case "dtype", ast.Attribute(value=ast.Name() as of, attr="dtype"):
+                    dtype = self._tensor(of)
+                case "device", ast.Attribute(value=ast.Name() as of, attr="device"):
+                    device = self._tensor(of)
+                case _:
+                    raise _Other
+        return Made(-1, "zeros" in how, sizes=sizes, dtype=dtype, device=device)
+
+    def _count(self, node: ast.expr) -> Count:
+        """A whole number."""
+        match node:
+            case ast.Constant(value=int() as value) if not isinstance(value, bool):
+                return Number(value)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return Computed("-", Number(0), self._count(operand))
+            case ast.BinOp(op=op, left=left, right=right) if type(op) in _SYMBOLS:
+                return Computed(_SYMBOLS[type(op)], self._count(left), self._count(right))
+            case ast.Subscript(value=ast.Attribute(value=ast.Name() as of, attr="shape"),
+                               slice=axis):  # fmt: skip
+                return Size(self._tensor(of), _axis(axis))
+            case ast.Name(id=name) if name in self.parameters:
+                return self.parameters[name]
+            case ast.Name(id=name):
+                found = self.names.get(name)
+                if isinstance(found, Size | Computed) or (
+                    isinstance(found, Number) and isinstance(found.value, int)
+                ):
+                    return found
+                raise _Other
             case _:
                 raise _Other
 
@@ -246,15 +388,18 @@ class _Reader:
             return captured(name, self.scope, self.cells)
         raise _Other
 
-    def _name(self, target: ast.expr, value: Size | Fresh | Number) -> None:
+    def _name(self, target: ast.expr, value: Count | Fresh) -> None:
         if not isinstance(target, ast.Name) or target.id in {*self.names, *self.parameters}:
+            raise _Other
+        if isinstance(value, int):  # a parameter by another name
             raise _Other
         self.names[target.id] = value
 
-    def _parameter(self, name: str) -> int:
-        if name not in self.parameters:
+    def _tensor(self, node: ast.expr) -> int:
+        """The position of a parameter that has a shape."""
+        if not isinstance(node, ast.Name) or node.id not in self.parameters:
             raise _Other
-        return self.parameters[name]
+        return self.parameters[node.id]
 
 
 def cells_of(function: Any) -> dict[str, Any]:

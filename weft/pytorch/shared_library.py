@@ -68,9 +68,9 @@ def export(
     if code is None:
         raise KernelTypeError(
             f"`{kernel.__name__}` cannot be exported", kernel.span,
-            help="its host part may take sizes from x.shape, have numbers, and make tensors by "
-            "torch.empty_like(x) and torch.zeros_like(x) around one loop, or be one that graphs "
-            "hold (docs/operators.md)",
+            help="its host part may compute whole numbers of sizes (x.shape[0] // 2) and make "
+            "tensors by torch.empty, torch.zeros, torch.empty_like and torch.zeros_like around one "
+            "loop, or be one that graphs hold (docs/operators.md)",
         )  # fmt: skip
     library, given = Library(target), [passed for _, _, passed in calls]
     library.add(code, overloads[0], given, kernel.__name__)
@@ -81,8 +81,10 @@ def export(
 
 def boxed_of(overload: Any) -> BoxedKernel | None:
     """The kernel in machine code of an operator, if it is one of weft's that has one."""
-    family = getattr(overload, "family", None)
-    return None if family is None else family.boxed.get(overload._schema.name.partition("::")[2])
+    family, name = getattr(overload, "family", None), overload._schema.name.partition("::")[2]
+    if family is None or name not in family.portable:
+        return None
+    return family.boxed.get(name) or family.portable[name]()
 
 
 class Library:
@@ -151,6 +153,8 @@ class Library:
         own = {place.place: arg.name for arg, place in pairs if isinstance(place, Guard)}
         every = [*(place for _, place in pairs if isinstance(place, Guard)), *guards]
         found: dict[str, Any] = {}
+        if code.recipe.defaults:
+            found["torch.get_default_dtype()"] = torch.get_default_dtype()
         for guard in every:
             value = guard.read()
             if isinstance(value, int | float | str | tuple | list | torch.dtype):
@@ -162,6 +166,12 @@ class Library:
     def _codes(self, code: BoxedKernel, values: Sequence[Any], name: str) -> Codes:
         """Where the machine code for a call with these values goes."""
         devices = {v.device for v in values if isinstance(v, torch.Tensor)}
+        if not devices:
+            raise KernelValueError(
+                f"`{name}` takes no tensor", code.launcher.region.span,
+                help="PyTorch finds a library's code by the devices of tensors: pass one, which "
+                "the kernel writes to or takes its device from",
+            )  # fmt: skip
         kind = next(iter(devices)).type if len({d.type for d in devices}) == 1 else ""
         arch = self.arch if kind in ("meta", "cuda") else ""
         if kind == "cuda" and not arch:
@@ -169,7 +179,7 @@ class Library:
         if (kind == "cpu" and self.arch) or (kind == "meta" and not arch) or not kind:
             raise KernelValueError(
                 f"the tensors of an example for `{name}` are on "
-                f"{', '.join(sorted(map(str, devices))) or 'no device'}", code.launcher.region.span,
+                f"{', '.join(sorted(map(str, devices)))}", code.launcher.region.span,
                 help='give tensors on one device: "cpu", "cuda", or "meta" with the architecture '
                 'of a GPU as `target` ("sm_90")',
             )  # fmt: skip
@@ -194,8 +204,9 @@ class Library:
             )  # fmt: skip
         return KernelValueError(
             f"`{name}` takes Python for an example", code.launcher.region.span,
-            help="what a library can take: plain tensors and numbers, of a kernel that "
-            "does not assert, print or add in an order that varies",
+            help="what a library can take: plain tensors and numbers, of a kernel that does not "
+            "assert, print or add in an order that varies, and makes tensors where its arguments "
+            "are (device=x.device)",
         )  # fmt: skip
 
     def write(self, file: pathlib.Path) -> None:

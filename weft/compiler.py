@@ -35,6 +35,7 @@ from weft.passes.promote import promote
 from weft.passes.race_checks import race_checks
 from weft.passes.reassociate_extrema import reassociate_extrema
 from weft.passes.reciprocal import reciprocal
+from weft.passes.recognise_reductions import recognise_reductions
 from weft.passes.relax_atomics import relax_atomics
 from weft.passes.reuse_output_as_scratch import reuse_output_as_scratch
 from weft.passes.run import PIPELINE, Pass, run
@@ -79,7 +80,7 @@ def optimize_for_cpu(
     _checked(function, options)
     first = [race_checks] if options.debug else []
     reordered = [reassociate_extrema, factor, reciprocal] if options.strict_math else []
-    moving = [serialize_reductions, split_quotients, tile]
+    moving = [recognise_reductions, serialize_reductions, split_quotients, tile]
     without = [fuse, advance, *reordered, *(moving if asked else [])]
     return _passed(function, options, noalias, listener, without, first)
 
@@ -93,7 +94,7 @@ def optimize(
     with others. Raises ``RaceError``."""
     _checked(function, options)
     reordered = [reassociate_extrema, factor, reciprocal] if options.strict_math else []
-    moving = [serialize_reductions, split_quotients, tile]
+    moving = [recognise_reductions, serialize_reductions, split_quotients, tile]
     without = [widen, *moving, reuse_output_as_scratch, *reordered]
     shared = {name for step in several(parse(asked or ""), Cooperate) for name in step.loops}
 

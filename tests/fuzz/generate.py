@@ -259,6 +259,23 @@ def sums(g: Generator) -> None:
     g.emit(1 + len(axes), f"h[{at}] {g.pick('+=', '+=', '-=', '*=')} {value}")
 
 
+def totals(g: Generator) -> None:
+    """Sums and extrema of all iterations of a loop, in elements that no iteration chooses; what
+    makes one of them no reduction is drawn, too."""
+    updates = ("weft.atomic_max({}, {})",) if g.random.random() < 0.3 else ("{} += {}", "{} -= {}")
+    g.emit(1, f"for p in range({g.pick('x.shape[0]', 'n', '17')}):")
+    for _ in range(g.random.randint(1, 3)):
+        depth = 2
+        if g.random.random() < 0.4:
+            g.emit(depth, f"for q in range({g.pick('p', '3', 'n')}):")
+            depth += 1
+        if g.random.random() < 0.5:
+            g.emit(depth, f"if {g.pick('p % 3 == 1', 'p > n', 'n > 3')}:")
+            depth += 1
+        at, value = g.pick("0", "1", "n % 2", "4", "p % 5"), g.pick("p", "1", "3 - p * n")
+        g.emit(depth, g.pick(*updates).format(f"h[{at}]", value))
+
+
 def many(g: Generator) -> None:
     """A device loop with many stores to few elements of one tensor."""
     g.emit(1, "for p in range(1):")
@@ -314,6 +331,8 @@ def kernel(random: Random) -> Kernel:
         box(g)
     if random.random() < 0.15:
         sums(g)
+    if random.random() < 0.15:
+        totals(g)
     if random.random() < 0.05:
         many(g)
     if reduces:

@@ -9,9 +9,8 @@ from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, below, defined, walk
 from weft.ir.ops import OPS
 from weft.ir.views import For, accessed_by, memory, surely_less
+from weft.passes.carry import Carrying, Element
 from weft.passes.memory import is_local, may_alias, subscripts_differ
-
-Element = tuple[Value, ...]  # a memref and subscripts
 
 MOST = 32  # elements that one loop may carry
 
@@ -116,11 +115,11 @@ def _overwritten(loops: Sequence[Op], element: Element) -> bool:
     return first.name == "memref.store"
 
 
-class _Promoter(Rewriter):
+class _Promoter(Carrying):
     def __init__(self, noalias: bool, local: int) -> None:
         super().__init__(self._visit, around=self._around)
         self.noalias, self.local = noalias, local
-        self.current: dict[Element, Value] = {}  # of each element that is carried: what it is here
+        self.current = {}
         self.stored: set[Element] = set()  # those that are surely stored to in front
 
     def _visit(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
@@ -151,7 +150,7 @@ class _Promoter(Rewriter):
                     )  # fmt: skip
         written = (o for o in below(op) if o.name == "memref.store")
         changed = dict.fromkeys(tuple(map(self.lookup, _element(o))) for o in written)
-        results = self._rebuilt(op, [element for element in changed if element in self.current])
+        results = self.carry(op, [element for element in changed if element in self.current])
         self.span = op.span
         for element, guard in guards.items():
             memref, *subscripts = element
@@ -182,28 +181,7 @@ class _Promoter(Rewriter):
         loaded, none = lambda: [self.load(memref, subscripts)], lambda: [self.constant(0, type)]
         return self.either(guard, loaded, none, [type])[0]
 
-    def _rebuilt(self, op: Op, carried: Sequence[Element]) -> Sequence[Value]:
-        """``op``, with what becomes of the elements ``carried`` as further results; gives those
-        that it had."""
-        is_loop, before = op.name == "scf.for", [self.current[element] for element in carried]
-        more = [v.type for v in before]
-        copy = self.copy(op)
-        new = Op(op.name, copy.operands + before * is_loop, [r.type for r in op.results] + more,
-                 copy.attrs, [Block([a.type for a in r.args] + more * is_loop) for r in op.regions],
-                 op.span)  # fmt: skip
+    def fill_from(self, old: Block) -> None:
         stored = set(self.stored)
-        for old, region in zip(op.regions, new.regions, strict=True):
-            count = len(old.args)
-            self.stand_for(old.args, region.args[:count])
-            self.current |= zip(carried, region.args[count:] if is_loop else before, strict=True)
-            with self.at(region):
-                for inner in old.ops:
-                    self.rewrite(inner)
-            region.terminator.operands += [self.current[element] for element in carried]
-            self.stored = set(stored)
-        self.append(new)
-        count = len(op.results)
-        for element, value in zip(carried, new.results[count:], strict=True):
-            value.name = element[0].name
-            self.current[element] = value
-        return new.results[:count]
+        super().fill_from(old)
+        self.stored = stored

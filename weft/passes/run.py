@@ -24,6 +24,7 @@ from weft.passes.merge_updates import merge_updates
 from weft.passes.promote import promote
 from weft.passes.reassociate_extrema import reassociate_extrema
 from weft.passes.reciprocal import reciprocal
+from weft.passes.recognise_reductions import recognise_reductions
 from weft.passes.relax_atomics import relax_atomics
 from weft.passes.reuse_output_as_scratch import reuse_output_as_scratch
 from weft.passes.serialize_reductions import serialize_reductions
@@ -46,6 +47,7 @@ PIPELINE: list[Pass] = [
     relax_atomics,  # an accumulation that no two iterations share becomes an ordinary update
     lower_updates,  # which is a load, an operation and a store
     collapse,  # loops in loops become more dimensions of the parallel loop
+    recognise_reductions,  # elements that all iterations accumulate into become totals
     serialize_reductions,  # axes that only accumulations run over become loops inside
     promote,  # elements that loops update become values that they carry
     forward_stores,  # loads of what was just stored or loaded

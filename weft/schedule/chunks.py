@@ -59,14 +59,23 @@ class Chunks(Rewriter):
     def shared(self) -> list[Value]:
         """What stands for the results of the loop."""
         size, count = self.cut(self.wished)
-        types = [v.scalar for v in self.old.results]
-        partial = [self.alloca(type, (MOST,)) for type in types]
+        partial = self.partial()
+        self.share(count, lambda number: self.reduce(number, size, partial))
+        return self.combined(count, partial)
 
-        def chunk(number: Value) -> None:
-            for value, array in zip(self.range(number, size), partial, strict=True):
-                self.store(value, array, [number])
+    # -- what chunks reduce
 
-        self.share(count, chunk)
+    def partial(self) -> list[Value]:
+        """An array for each reduction, with an element for each chunk."""
+        return [self.alloca(value.scalar, (MOST,)) for value in self.old.results]
+
+    def reduce(self, number: Value, size: Value, partial: Sequence[Value]) -> None:
+        """The iterations of chunk ``number``, whose results go into ``partial``."""
+        for value, array in zip(self.range(number, size), partial, strict=True):
+            self.store(value, array, [number])
+
+    def combined(self, count: Value, partial: Sequence[Value]) -> list[Value]:
+        """The results of ``count`` chunks, in their order."""
         if not partial:
             return []
         inits = list(map(self.lookup, self.loop.inits))

@@ -46,7 +46,7 @@ class _Copies(Chunks):
         wanted = self._wanted([a.memref.element.bytes for a in arrays], sizes)
         made = self.append(Op("weft.copies", [wanted, *arrays], [index, *types]))
         count, *every = made.results
-        several = self.more(count, one)
+        several, partial = self.more(count, one), self.partial()
 
         def each(number: Value, do: Callable[[Value, str, Value, Value], None]) -> None:
             """``do`` (array, combiner, the chunk's copy, number of elements)."""
@@ -71,7 +71,7 @@ class _Copies(Chunks):
 
             self._elementwise(size, one_element)
 
-        def plainly() -> None:
+        def plainly() -> list[Value]:
             wished = self.op("arith.sitofp", self._word(count), type=f64)
             size, chunks = self.cut(self.op("arith.select", several, wished, self.wished))
             turns = self.op("arith.select", several, one, chunks)
@@ -82,22 +82,26 @@ class _Copies(Chunks):
             def chunk(number: Value) -> None:
                 number = self.op("arith.addi", turn, number, overflow="nsw")
                 each(number, clear)
-                self.range(number, size)
+                self.reduce(number, size, partial)
 
             self.fill(loop.body, lambda: self.share(beside, chunk))
             self.own.clear()
             with self.when(several):
                 self._elementwise(chunks, lambda number: each(number, add))
+            return self.combined(chunks, partial)
 
-        def atomically() -> None:
-            super(_Copies, self).shared()
+        def atomically() -> list[Value]:
+            return super(_Copies, self).shared()
 
-        self.either(self.more(count, none), plainly, atomically)
-        return []
+        types = [value.type for value in self.old.results]
+        return self.either(self.more(count, none), plainly, atomically, types)
 
     def _wanted(self, widths: Sequence[int], sizes: Sequence[Value]) -> Value:
-        """How many copies pay. 0: atomic operations do; 1: one thread accumulates plainly."""
+        """How many copies pay. 0: atomic operations do; 1: one thread accumulates plainly. Where
+        the loop reduces, too, chunks are as many as copies would pay for, with any number of
+        threads: bits of reductions depend on that."""
         none, one, most = self.index(0), self.index(1), self.constant(float(MOST), f64)
+        reduces = bool(self.loop.kinds)
         chunks = self.whole(self.op("arith.minimumf", self.wished, most))
 
         def number(value: Value) -> Value:
@@ -119,9 +123,16 @@ class _Copies(Chunks):
             least = self.op("arith.maxsi", busy, self.index(2))
             other = self.op("arith.select", self.more(threads, one), none, one)
             enough = self.op("arith.cmpi", count, least, predicate="sge")
-            return [self.op("arith.select", enough, count, other)]
+            found = [self.op("arith.select", enough, count, other)]
+            if reduces:
+                paid = self.more(count, one)
+                found.append(self.op("arith.select", paid, number(count), self.wished))
+            return found
 
-        return self.either(self.more(chunks, one), enough, lambda: [one], [index])[0]
+        alone, types = [one, self.wished][: 1 + reduces], [index, f64][: 1 + reduces]
+        found, *cut = self.either(self.more(chunks, one), enough, lambda: alone, types)
+        self.wished = next(iter(cut), self.wished)
+        return found
 
     def whole(self, number: Value) -> Value:
         """A float, cut to an index."""

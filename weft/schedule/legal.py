@@ -147,8 +147,6 @@ def side_by_side(nest: LoopNest, step: UnrollJam | Vectorize) -> Refusal | None:
 
 def accumulated(nest: LoopNest, step: Privatize) -> str | Refusal:
     """What iterations combine with the elements of an array by, if nothing else happens to it."""
-    if nest.parallel.attrs["kinds"]:
-        return Refusal("the loop reduces into a scalar, too")
     memref = nest.array(step.array)
     found = combined_by(nest.function, memref)
     if isinstance(found, Op):
@@ -248,6 +246,8 @@ def _streaming(nest: LoopNest, step: StreamingStores, schedule: Schedule) -> Ref
 
 
 def _privatize(nest: LoopNest, step: Privatize, schedule: Schedule) -> Refusal | None:
+    if nest.parallel.attrs["kinds"]:
+        return Refusal("the loop reduces into a scalar, too")
     kind, element = accumulated(nest, step), nest.array(step.array).memref.element
     if isinstance(kind, Refusal):
         return kind

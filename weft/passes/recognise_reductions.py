@@ -1,0 +1,165 @@
+"""Reduction recognition: an element that all iterations accumulate into becomes a reduction."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import combinations
+
+from weft.ir.builder import Rewriter, identity
+from weft.ir.core import Function, Op, Value, below, defined, walk
+from weft.ir.ops import OPS
+from weft.ir.types import compute_type, i1
+from weft.ir.views import Parallel, constant_of, memory
+from weft.passes.carry import Carrying, Element
+from weft.passes.memory import is_local, subscripts_differ
+
+MOST = 16  # elements of one loop
+
+
+def recognise_reductions(function: Function) -> Function:
+    """``for i: s[0] += x[i]`` becomes a parallel loop that reduces into a value, which starts as
+    ``s[0]`` and is stored there behind the loop, as ``total += x[i]`` does.
+
+    That holds for arrays that a loop does nothing with but accumulate, by one combiner for each
+    element, without asking what was there, into elements that no iteration chooses; also in
+    branches and in ``for`` loops. Where a subscript may lie outside of its array (no iteration may
+    come to the update), the array is left alone.
+
+    Precondition: a verified function after ``collapse``, arguments that do not overlap
+    (``noalias``; nothing is done otherwise).
+    Non-goals: accumulations in a ``while``; elements whose arithmetic is carried out in another
+    type (f16); sums and products of floats with ``strict_math``, which keeps their order.
+    """
+    if not function.attrs.get("noalias"):
+        return function
+    loops = [op for op in function.body.ops if op.name == "scf.parallel"]
+    plans = {op: plan for op in loops if (plan := _plan(op, strict=function.strict))}
+    return _Recogniser(plans).function(function) if plans else function
+
+
+def _plan(parallel: Op, *, strict: bool) -> dict[Op, Element]:
+    """The updates that become reductions, with their elements: subscripts that are the same number
+    are the same value."""
+    if not any(op.name == "memref.atomic_rmw" for op in walk(parallel.body)):
+        return {}
+    inside = defined([parallel.body])
+    used = {v for op in walk(parallel.body) for v in op.operands}
+    nowhere = {op for loop in walk(parallel.body) if loop.name == "scf.while" for op in below(loop)}
+    arrays: dict[Value, dict[Op, Element] | None] = {}  # None: something else happens to it
+    numbers: dict[int | float, Value] = {}
+    for op in walk(parallel.body):
+        if op.name == "memref.atomic_rmw" and op not in nowhere and op.result not in used:
+            memref, at, _ = memory(op)
+            element, combiner = memref.memref.element, op.attrs["kind"]
+            ordered = strict and combiner in ("addf", "mulf")
+            fits = compute_type(element) is element is not i1 and not ordered
+            if fits and not is_local(memref) and all(_invariant(v, inside) for v in at):
+                same = (numbers.setdefault(n, v) if (n := constant_of(v)) is not None else v
+                        for v in at)  # fmt: skip
+                if (updates := arrays.setdefault(memref, {})) is not None:
+                    updates[op] = (memref, *same)
+                continue
+        if op.name != "memref.dim":
+            arrays |= dict.fromkeys(op.operands)
+    plan: dict[Op, Element] = {}
+    for updates in arrays.values():
+        if updates and _apart(updates):
+            plan |= updates
+    return plan if len({*plan.values()}) <= MOST else {}
+
+
+def _apart(updates: dict[Op, Element]) -> bool:
+    """Whether elements of one array differ, and each has one combiner."""
+    elements = {*updates.values()}
+    kinds = {(element, op.attrs["kind"]) for op, element in updates.items()}
+    pairs = combinations(elements, 2)
+    return len(kinds) == len(elements) and all(subscripts_differ(a[1:], b[1:]) for a, b in pairs)
+
+
+def _invariant(value: Value, inside: Collection[Value]) -> bool:
+    """Whether ``value`` is there in front of the loop, or may be computed there."""
+    if value not in inside:
+        return True
+    op = value.op
+    if op is None or op.regions or not OPS[op.name].pure:
+        return False
+    return all(_invariant(v, inside) for v in op.operands)
+
+
+class _Recogniser(Carrying):
+    def __init__(self, plans: dict[Op, dict[Op, Element]]) -> None:
+        super().__init__(self._visit, self._around)
+        self.plans, self.current = plans, {}
+        self.plan: dict[Op, Element] = {}  # of the loop that is rebuilt
+        self.updates = iter(())  # its updates, of which copies come in the same order
+
+    def _visit(self, op: Op, _: Rewriter) -> Sequence[Value] | None:
+        element = next(self.updates, None) if op.name == "memref.atomic_rmw" else None
+        if element is None:
+            return None
+        value = self.op(f"arith.{op.attrs['kind']}", self.current[element], memory(op)[2][0])
+        self.current[element] = value
+        return [value]  # nobody asks for it
+
+    def _around(self, op: Op, _: Rewriter) -> Sequence[Value] | None:
+        if op in self.plans:
+            return self._reduced(op, self.plans[op])
+        carried = dict.fromkeys(self.plan[inner] for inner in below(op) if inner in self.plan)
+        return self.carry(op, list(carried)) if carried else None
+
+    def _reduced(self, op: Op, plan: dict[Op, Element]) -> Sequence[Value]:
+        """The loop ``op``, which reduces what it accumulates."""
+        kinds = {element: update.attrs["kind"] for update, element in plan.items()}
+        inside, known = defined([op.body]), dict[Value, Value]()
+        places = {e: [self.in_front(v, inside, known) for v in e[1:]] for e in kinds}
+        within = {e: self._within(self.lookup(e[0]), at) for e, at in places.items()}
+        neutral = {e: identity(kind, e[0].memref.element) for e, kind in kinds.items()}
+
+        def before(element: Element) -> Value:
+            memref, type = self.lookup(element[0]), element[0].memref.element
+            if (guard := within[element]) is None:
+                return self.load(memref, places[element])
+            return self.either(
+                guard, lambda: [self.load(memref, places[element])],
+                lambda: [self.constant(neutral[element], type)], [type],
+            )[0]  # fmt: skip
+
+        view = Parallel(op)
+        starts = [*map(self.lookup, view.inits), *map(before, kinds)]
+        lowers, uppers, steps = (list(map(self.lookup, ends)) for ends in view.ranges)
+        new = self.parallel(lowers, uppers, steps, starts, (*view.kinds, *kinds.values()))
+        new.attrs = {**op.attrs, "kinds": new.attrs["kinds"]}
+        self.stand_for(op.body.args, new.body.args)
+        self.plan = plan
+        self.updates = iter([
+            plan.get(inner) for inner in walk(op.body) if inner.name == "memref.atomic_rmw"
+        ])  # fmt: skip
+        with self.at(new.body):
+            for element, value in neutral.items():
+                self.current[element] = self.constant(value, element[0].memref.element)
+            self.fill_from(op.body)
+            new.body.terminator.operands += map(self.current.pop, kinds)
+        self.plan, self.updates = {}, iter(())
+        count = len(op.results)
+        for (element, at), value in zip(places.items(), new.results[count:], strict=True):
+            value.name, guard = element[0].name, within[element]
+            if guard is None:
+                self.store(value, self.lookup(element[0]), at)
+            else:
+                with self.when(guard):
+                    self.store(value, self.lookup(element[0]), at)
+        return new.results[:count]
+
+    def _within(self, memref: Value, at: Sequence[Value]) -> Value | None:
+        """Whether the element is one of ``memref``; None if it surely is. Iterations that never
+        come to their update may subscript anything."""
+        found: Value | None = None
+        for axis, place in enumerate(at):
+            size = self.op("memref.dim", memref, axis=axis)
+            checks = [self.op("arith.cmpi", place, size, predicate="slt")]
+            if (number := constant_of(place)) is None or number < 0:
+                none = self.index(0)
+                checks.append(self.op("arith.cmpi", none, place, predicate="sle"))
+            for one in checks:
+                found = one if found is None else self.op("arith.andi", found, one)
+        return found

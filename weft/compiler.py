@@ -30,6 +30,7 @@ from weft.passes.collapse import collapse
 from weft.passes.dce import dce
 from weft.passes.factor import factor
 from weft.passes.fuse import fuse
+from weft.passes.if_convert import if_convert
 from weft.passes.merge_updates import merge_updates
 from weft.passes.promote import promote
 from weft.passes.race_checks import race_checks
@@ -95,7 +96,7 @@ def optimize(
     _checked(function, options)
     reordered = [reassociate_extrema, factor, reciprocal] if options.strict_math else []
     moving = [recognise_reductions, serialize_reductions, split_quotients, tile]
-    without = [widen, *moving, reuse_output_as_scratch, *reordered]
+    without = [widen, *moving, if_convert, reuse_output_as_scratch, *reordered]
     shared = {name for step in several(parse(asked or ""), Cooperate) for name in step.loops}
 
     other: Variants = {

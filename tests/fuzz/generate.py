@@ -256,6 +256,9 @@ def sums(g: Generator) -> None:
         g.emit(1 + depth, f"for {k} in range({ends[k]}):")
     at = g.pick(axes[0], axes[0], f"4 - {axes[0]}")
     value = g.pick(f"{axes[1]} + 3", f"{axes[0]} - 2 * {axes[1]}", "n")
+    if g.random.random() < 0.4:
+        g.emit(1 + len(axes), f"if {g.pick(f'{axes[0]} < 3', f'{axes[1]} % 3 > 0', 'n > 2')}:")
+        axes.append("")
     g.emit(1 + len(axes), f"h[{at}] {g.pick('+=', '+=', '-=', '*=')} {value}")
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import combinations
 
-from weft.ir.builder import Rewriter, identity
 from weft.ir.core import Function, Op, Value, below, defined, walk
 from weft.ir.ops import OPS
 from weft.ir.types import compute_type, i1
 from weft.ir.views import Parallel, constant_of, memory
-from weft.passes.carry import Carrying, Element
+from weft.passes.carry import Accumulating, Element
 from weft.passes.memory import is_local, subscripts_differ
 
 MOST = 16  # elements of one loop
@@ -86,80 +85,22 @@ def _invariant(value: Value, inside: Collection[Value]) -> bool:
     return all(_invariant(v, inside) for v in op.operands)
 
 
-class _Recogniser(Carrying):
-    def __init__(self, plans: dict[Op, dict[Op, Element]]) -> None:
-        super().__init__(self._visit, self._around)
-        self.plans, self.current = plans, {}
-        self.plan: dict[Op, Element] = {}  # of the loop that is rebuilt
-        self.updates = iter(())  # its updates, of which copies come in the same order
-
-    def _visit(self, op: Op, _: Rewriter) -> Sequence[Value] | None:
-        element = next(self.updates, None) if op.name == "memref.atomic_rmw" else None
-        if element is None:
-            return None
-        value = self.op(f"arith.{op.attrs['kind']}", self.current[element], memory(op)[2][0])
-        self.current[element] = value
-        return [value]  # nobody asks for it
-
-    def _around(self, op: Op, _: Rewriter) -> Sequence[Value] | None:
-        if op in self.plans:
-            return self._reduced(op, self.plans[op])
-        carried = dict.fromkeys(self.plan[inner] for inner in below(op) if inner in self.plan)
-        return self.carry(op, list(carried)) if carried else None
-
-    def _reduced(self, op: Op, plan: dict[Op, Element]) -> Sequence[Value]:
-        """The loop ``op``, which reduces what it accumulates."""
-        kinds = {element: update.attrs["kind"] for update, element in plan.items()}
-        inside, known = defined([op.body]), dict[Value, Value]()
-        places = {e: [self.in_front(v, inside, known) for v in e[1:]] for e in kinds}
-        within = {e: self._within(self.lookup(e[0]), at) for e, at in places.items()}
-        neutral = {e: identity(kind, e[0].memref.element) for e, kind in kinds.items()}
-
-        def before(element: Element) -> Value:
-            memref, type = self.lookup(element[0]), element[0].memref.element
-            if (guard := within[element]) is None:
-                return self.load(memref, places[element])
-            return self.either(
-                guard, lambda: [self.load(memref, places[element])],
-                lambda: [self.constant(neutral[element], type)], [type],
-            )[0]  # fmt: skip
-
+class _Recogniser(Accumulating):
+    def loop(self, op: Op) -> Sequence[Value]:
+        self.place(op)
+        guards = {element: self.within(element) for element in self.kinds}
         view = Parallel(op)
-        starts = [*map(self.lookup, view.inits), *map(before, kinds)]
+        totals = [self.loaded(element, guard) for element, guard in guards.items()]
+        starts = [*map(self.lookup, view.inits), *totals]
         lowers, uppers, steps = (list(map(self.lookup, ends)) for ends in view.ranges)
-        new = self.parallel(lowers, uppers, steps, starts, (*view.kinds, *kinds.values()))
+        new = self.parallel(lowers, uppers, steps, starts, (*view.kinds, *self.kinds.values()))
         new.attrs = {**op.attrs, "kinds": new.attrs["kinds"]}
         self.stand_for(op.body.args, new.body.args)
-        self.plan = plan
-        self.updates = iter([
-            plan.get(inner) for inner in walk(op.body) if inner.name == "memref.atomic_rmw"
-        ])  # fmt: skip
         with self.at(new.body):
-            for element, value in neutral.items():
-                self.current[element] = self.constant(value, element[0].memref.element)
+            self.current = {element: self.neutral(element) for element in guards}
             self.fill_from(op.body)
-            new.body.terminator.operands += map(self.current.pop, kinds)
-        self.plan, self.updates = {}, iter(())
+            new.body.terminator.operands += self.current.values()
         count = len(op.results)
-        for (element, at), value in zip(places.items(), new.results[count:], strict=True):
-            value.name, guard = element[0].name, within[element]
-            if guard is None:
-                self.store(value, self.lookup(element[0]), at)
-            else:
-                with self.when(guard):
-                    self.store(value, self.lookup(element[0]), at)
+        for (element, guard), value in zip(guards.items(), new.results[count:], strict=True):
+            self.stored(value, element, guard)
         return new.results[:count]
-
-    def _within(self, memref: Value, at: Sequence[Value]) -> Value | None:
-        """Whether the element is one of ``memref``; None if it surely is. Iterations that never
-        come to their update may subscript anything."""
-        found: Value | None = None
-        for axis, place in enumerate(at):
-            size = self.op("memref.dim", memref, axis=axis)
-            checks = [self.op("arith.cmpi", place, size, predicate="slt")]
-            if (number := constant_of(place)) is None or number < 0:
-                none = self.index(0)
-                checks.append(self.op("arith.cmpi", none, place, predicate="sle"))
-            for one in checks:
-                found = one if found is None else self.op("arith.andi", found, one)
-        return found

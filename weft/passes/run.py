@@ -19,6 +19,7 @@ from weft.passes.factor import factor
 from weft.passes.forward_stores import forward_stores
 from weft.passes.fuse import fuse
 from weft.passes.hoist import hoist
+from weft.passes.if_convert import if_convert
 from weft.passes.lower_updates import lower_updates
 from weft.passes.merge_updates import merge_updates
 from weft.passes.promote import promote
@@ -64,6 +65,7 @@ PIPELINE: list[Pass] = [
     reciprocal,  # division by what a loop does not change
     cse,  # reciprocals of one number
     choices,  # of one number twice, which LLVM takes for one choice
+    if_convert,  # sums under a condition, which loops then only sum
     strength,  # only now, because index sets read divisions more easily than shifts
     dce,  # all that is left without a use
     fuse,  # loops of the same iterations

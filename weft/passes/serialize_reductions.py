@@ -8,11 +8,11 @@ from dataclasses import replace
 from weft.index.access import Access, Extraction
 from weft.index.budget import Budget
 from weft.index.races import proven_apart
-from weft.ir.builder import Rewriter
-from weft.ir.core import Function, Op, Value, walk
+from weft.ir.core import Function, Op, Value, below, defined, walk
 from weft.ir.ops import OPS
 from weft.ir.types import compute_type, i1
-from weft.ir.views import Parallel, memory, surely_less
+from weft.ir.views import Parallel, is_constant, memory, surely_less
+from weft.passes.carry import Accumulating, Element
 from weft.values import frozen
 
 
@@ -23,12 +23,14 @@ def serialize_reductions(function: Function) -> Function:
 
     That holds for every parallel loop of more than one axis whose only effects are accumulations of
     which nobody uses what was there before, into memory that the loop does not read, where some
-    axes occur in no subscript of them, and iterations along the others are proven apart.
+    axes occur in no subscript of them, and iterations along the others are proven apart. Under a
+    condition a sum stays as it is, to the bit, where that does not hold; where a subscript is
+    outside of its array, no iteration may come to the update, and none is made.
 
     Precondition: a verified function after ``collapse``; arguments that do not overlap
     (``noalias``; nothing is done otherwise).
-    Non-goals: accumulations under a condition or in a loop of an iteration; subscripts that depend
-    on data (histograms); elements whose arithmetic is carried out in another type (f16).
+    Non-goals: accumulations in a ``while``; subscripts that depend on data (histograms); elements
+    whose arithmetic is carried out in another type (f16).
     """
     if not function.attrs.get("noalias"):
         return function
@@ -43,51 +45,63 @@ def serialize_reductions(function: Function) -> Function:
 @frozen
 class _Plan:
     """``outer``, ``inner``: numbers of the axes that stay parallel, and of the others. ``updates``:
-    the accumulations into each array."""
+    the element that each accumulates into. ``certain``: the elements that every iteration does."""
 
     outer: list[int]
     inner: list[int]
-    updates: dict[Value, list[Op]]
+    updates: dict[Op, Element]
+    certain: set[Element]
 
 
 def _may(parallel: Op) -> bool:
     """Whether the effects of ``parallel`` are such accumulations."""
-    body = parallel.body
+    body, every = parallel.body, list(walk(parallel.body))
     if len(body.args) < 2 or parallel.attrs["kinds"]:
         return False
-    updates = [op for op in body.ops if op.name == "memref.atomic_rmw"]
+    updates = [op for op in every if op.name == "memref.atomic_rmw"]
     into = {memory(op)[0] for op in updates}
     types = {memref.memref.element for memref in into}
     if not updates or any(type is i1 or compute_type(type) is not type for type in types):
         return False
-    results, every = {op.result for op in updates}, list(walk(body))
+    results = {op.result for op in updates}
     for op in every:
         reads = op.name == "memref.load" and memory(op)[0] not in into
         plain = reads or op in updates or OPS[op.name].pure or OPS[op.name].terminator
         if not plain and op.name not in ("scf.for", "scf.if", "scf.while"):
             return False
+    within = (inner for op in every if op.name == "scf.while" for inner in below(op))
+    if not {*updates}.isdisjoint(within):
+        return False
     return not any(value in results for op in every for value in op.operands)
 
 
 def _plan(parallel: Op, extraction: Extraction, budget: Budget) -> _Plan | None:
-    updates: dict[Value, list[Op]] = {}
+    updates: dict[Op, Element] = {}
     inside = {a.op: a for a in extraction.found if parallel.body.args[0] in a.parallel}
     moving, used = parallel.body.args, set[Value]()
-    made = {v for op in parallel.body.ops for v in op.results}
-    for op in parallel.body.ops:
+    made = defined([parallel.body]) - {*moving}
+    for op in walk(parallel.body):
         if op.name == "memref.atomic_rmw":
             memref, at, _ = memory(op)
-            if at != memory(updates.setdefault(memref, [op])[0])[1] or not _made_of(at, made, used):
+            if not _made_of(at, made, used):
                 return None
-            if op not in updates[memref]:
-                updates[memref].append(op)
+            updates[op] = (memref, *at)
+    elements = dict.fromkeys(updates.values())
+    if len({memref for memref, *_ in elements}) < len(elements):
+        return None
     outer = [k for k, iv in enumerate(moving) if iv in used]
     inner = [k for k, iv in enumerate(moving) if iv not in used]
     serial = {moving[k] for k in inner}
-    firsts = [_serial(inside[ops[0]], serial) for ops in updates.values()]
-    if not outer or not inner or not all(proven_apart(a, a, budget) for a in firsts):
+    if not outer or not inner:
         return None
-    return _Plan(outer, inner, updates)
+    # Without conditions each iteration has the same element, whatever of it is carried out.
+    accesses = {
+        a.memref: replace(_serial(a, serial), guards=()) for a in map(inside.get, updates) if a
+    }
+    if not all(proven_apart(a, a, budget) for a in accesses.values()):
+        return None
+    certain = {element for op, element in updates.items() if op in parallel.body.ops}
+    return _Plan(outer, inner, updates, certain)
 
 
 def _made_of(values: Sequence[Value], made: Collection[Value], used: set[Value]) -> bool:
@@ -98,8 +112,7 @@ def _made_of(values: Sequence[Value], made: Collection[Value], used: set[Value])
         value = open_.pop()
         used.add(value)
         if value in made:
-            assert value.op is not None
-            if value.op.regions or not OPS[value.op.name].pure:
+            if value.op is None or value.op.regions or not OPS[value.op.name].pure:
                 return False
             open_ += value.op.operands
     return True
@@ -110,74 +123,69 @@ def _serial(access: Access, ivs: set[Value]) -> Access:
     return replace(access, loops=tuple(loops))
 
 
-class _Serializer(Rewriter):
+class _Serializer(Accumulating):
     def __init__(self, plans: dict[Op, _Plan]) -> None:
-        super().__init__(self._visit, self._around)
+        super().__init__({op: plan.updates for op, plan in plans.items()})
         self.plans = plans
-        self.sums: dict[Value, Value] = {}  # of each array: its element as it is here
 
-    def _around(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
-        plan = self.plans.get(op)
-        if plan is None:
-            return None
-        self.span = op.span
+    def loop(self, op: Op) -> Sequence[Value]:
+        plan, indices = self.plans[op], op.body.args
         axes = [list(map(self.lookup, axis)) for axis in Parallel(op).axes]
-        outer = [axes[k] for k in plan.outer]
-        runs: Value | None = None  # where the serial loops do not, no element is touched
-        for lower, upper, _ in (axes[k] for k in plan.inner):
-            if not surely_less(lower, upper):
-                one = self.op("arith.cmpi", lower, upper, predicate="slt")
-                runs = one if runs is None else self.op("arith.andi", runs, one)
-        if runs is not None:
-            lower, upper, _ = outer[-1]
-            outer[-1][1] = self.op("arith.select", runs, upper, lower)
-        new = self.parallel(*map(list, zip(*outer, strict=True)))
-        new.attrs = {**op.attrs, "dims": len(outer)}
-        indices = op.body.args
+        runs = [  # where the serial loops do not, no element is touched
+            self.op("arith.cmpi", axes[k][0], axes[k][1], predicate="slt")
+            for k in plan.inner if not surely_less(*axes[k][:2])
+        ]  # fmt: skip
+        inside, doubtful = defined([op.body]), [e for e in self.kinds if e not in plan.certain]
+        by_bounds = len(self.kinds) == 1 and all(
+            v not in inside or (v in indices and is_constant(axes[indices.index(v)][2], 1))
+            for element in doubtful for v in element[1:]
+        )  # fmt: skip
+        for memref, *at in doubtful if by_bounds else ():  # all iterations that may come to it
+            for axis, v in enumerate(at):
+                size, none = self.op("memref.dim", self.lookup(memref), axis=axis), self.index(0)
+                if v in inside:
+                    bounds = axes[indices.index(v)]
+                    bounds[0] = self.op("arith.maxsi", none, bounds[0])
+                    bounds[1] = self.op("arith.minsi", bounds[1], size)
+                else:
+                    one = self.lookup(v)
+                    runs += [self.op("arith.cmpi", one, size, predicate="slt"),
+                             self.op("arith.cmpi", none, one, predicate="sle")]  # fmt: skip
+        if (all_run := self.all_of(runs)) is not None:
+            last = axes[plan.outer[-1]]
+            last[1] = self.op("arith.select", all_run, last[1], last[0])
+        new = self.parallel(*map(list, zip(*(axes[k] for k in plan.outer), strict=True)))
+        new.attrs = {**op.attrs, "dims": len(plan.outer)}
         self.stand_for([indices[k] for k in plan.outer], new.body.args)
         with self.at(new.body):
-            places = {ops[0]: array for array, ops in plan.updates.items()}
-            subscripts = self._subscripts(op, list(places))
-            arrays = [self.lookup(array) for array in places.values()]
-            before = [self.load(a, at) for a, at in zip(arrays, subscripts, strict=True)]
-            rest = [(indices[k], axes[k]) for k in plan.inner]
-            after = self._nest(op, rest, dict(zip(arrays, before, strict=True)))
-            for value, array, at in zip(after, arrays, subscripts, strict=True):
-                self.store(value, array, at)
+            self.place(op)
+            guards = {
+                e: self.within(e) if e in doubtful and not by_bounds else None for e in self.kinds
+            }
+            self.current = {e: self.loaded(e, guard) for e, guard in guards.items()}
+            self._nest(op, [(indices[k], axes[k]) for k in plan.inner])
+            for element, guard in guards.items():
+                self.stored(self.current[element], element, guard)
             self.rewrite(op.body.terminator)
         return []
 
-    def _subscripts(self, parallel: Op, updates: Sequence[Op]) -> list[list[Value]]:
-        """Those of ``updates``, computed in front of the serial loops."""
-        inside = {v for op in parallel.body.ops for v in op.results}
-        known: dict[Value, Value] = {}
-        return [[self.in_front(v, inside, known) for v in memory(op)[1]] for op in updates]
-
-    def _nest(
-        self, parallel: Op, axes: Sequence[tuple[Value, list[Value]]], sums: dict[Value, Value]
-    ) -> Sequence[Value]:
-        """The serial loops over ``axes``, and what becomes of ``sums`` in them."""
+    def _nest(self, parallel: Op, axes: Sequence[tuple[Value, list[Value]]]) -> None:
+        """The serial loops over ``axes``, which carry what becomes of the elements."""
         if not axes:
-            self.sums = sums
             for op in parallel.body.ops[:-1]:
                 self.rewrite(op)
-            return list(self.sums.values())
+            return
         (index, bounds), *rest = axes
-        loop = self.for_(bounds[0], bounds[1], bounds[2], list(sums.values()))
+        loop = self.for_(bounds[0], bounds[1], bounds[2], list(self.current.values()))
         index_here, *carried = loop.body.args
-        for value, array in zip(carried, sums, strict=True):
-            value.name = array.name
+        for value, element in zip(carried, self.current, strict=True):
+            value.name = element[0].name
         self.stand_for([index], [index_here])
-        inside = dict(zip(sums, carried, strict=True))
-        self.fill(loop.body, lambda: self._nest(parallel, rest, inside))
-        return loop.results
+        self.current = dict(zip(self.current, carried, strict=True))
 
-    def _visit(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
-        if op.name != "memref.atomic_rmw":
-            return None
-        array, _, (value,) = memory(op)
-        before = self.sums.get(array)
-        if before is None:  # of another loop
-            return None
-        self.sums[array] = self.op(f"arith.{op.attrs['kind']}", before, value)
-        return [before]
+        def inside() -> list[Value]:
+            self._nest(parallel, rest)
+            return list(self.current.values())
+
+        self.fill(loop.body, inside)
+        self.current = dict(zip(self.current, loop.results, strict=True))

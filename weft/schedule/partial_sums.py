@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from weft.ir.builder import Rewriter
-from weft.ir.core import Op, Value
+from weft.ir.core import Op, Value, below, walk
 from weft.ir.ops import OPS
 from weft.ir.views import For, is_constant
 
@@ -23,14 +23,20 @@ def only_sums(loop: Op, sums: Collection[Op]) -> bool:
     inside, view = loop.body.ops[:-1], For(loop)
     if not view.carried or not is_constant(view.step, 1):
         return False
-    if any(op.regions or not (OPS[op.name].pure or op.name == "memref.load") for op in inside):
+    if not all(map(reads_only, inside)):
         return False
     adds = [_addition(loop, arg, end) for arg, _, end, _ in view.rows]
-    used = [v for op in loop.body.ops for v in op.operands]
+    used = [v for op in walk(loop.body) for v in op.operands]
     return all(
         add in sums and used.count(arg) == used.count(end) == 1
         for add, arg, end in zip(adds, view.carried, view.yielded, strict=True)
     )
+
+
+def reads_only(op: Op) -> bool:
+    """Whether ``op`` computes and loads, in branches, too, and does nothing else."""
+    every = [inner for inner in below(op) if inner.name not in ("memref.load", "scf.if")]
+    return all(OPS[inner.name].pure or OPS[inner.name].terminator for inner in every)
 
 
 def _addition(loop: Op, carried: Value, yielded: Value) -> Op | None:

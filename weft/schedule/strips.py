@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from functools import partial, reduce
 
 from weft.ir.builder import Rewriter
-from weft.ir.core import Op, Value, defined, walk
-from weft.ir.ops import OPS
+from weft.ir.core import Op, Value, below, defined, walk
 from weft.ir.types import i1
 from weft.ir.views import For, is_constant, memory
+from weft.schedule.partial_sums import reads_only
 from weft.schedule.variation import Variation
 
 TILES = 16  # of a strip, at most: of 4 vectors of 16 float32, a page of each row
@@ -38,9 +38,9 @@ def strip_loop(parallel: Op) -> Op | None:
     (serial,), view = loops, For(loops[0])
     before, inner = ops[: ops.index(serial)], serial.body.ops
     again = [*before, *inner[:-1]]
-    if any(op.regions or not (OPS[op.name].pure or op.name == "memref.load") for op in again):
+    if not all(map(reads_only, again)):
         return None
-    if sum(op.name != "arith.constant" for op in again) > MOST:
+    if sum(op.name != "arith.constant" for each in again for op in below(each)) > MOST:
         return None
     if not defined([body]).isdisjoint(view.bounds[:2]) or not is_constant(view.step, 1):
         return None

@@ -103,6 +103,7 @@ class Definition:
         return f"{self._namespace}::{self._op_name}"
 
     __signature__ = property(lambda self: self.signature)
+    __code__ = property(lambda self: self.function.__code__)  # export asks a ``forward`` for it
 
     @property
     def span(self) -> Span:

@@ -34,7 +34,7 @@ class Form:
 
 def form_of(value: Any, depth: int = 0) -> Form | None:
     """The form of a collection that holds tensors; None of other values."""
-    parts = _parts(value) if depth < _DEEPEST else None
+    parts = parts_of(value) if depth < _DEEPEST else None
     if parts is None:
         return None
     kind, names, items = parts
@@ -49,7 +49,7 @@ def form_of_total(value: Elementwise) -> Form:
     return Form(type(value), (), (None,) * len(value.entries()), tuple(value.shape))
 
 
-def _parts(value: Any) -> tuple[type, tuple[Any, ...], Sequence[Any]] | None:
+def parts_of(value: Any) -> tuple[type, tuple[Any, ...], Sequence[Any]] | None:
     """What a collection is made of: its kind, names, and items."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value), tuple(value._fields), value  # type: ignore[attr-defined]
@@ -77,7 +77,7 @@ def leaves(value: Any, form: Form | None) -> Iterator[Any]:
     if form.shape:
         yield from value.entries()
         return
-    _, _, items = _parts(value) or (None, (), ())
+    _, _, items = parts_of(value) or (None, (), ())
     for item, inner in zip(items, form.items, strict=True):
         yield from leaves(item, inner)
 

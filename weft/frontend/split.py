@@ -259,10 +259,12 @@ class _Splitter:
                 return True
             if called in HOST_LOOPS:
                 return False
-        elif root_name(over) is not None:
+        while isinstance(over, ast.Subscript) and _is_key(over.slice):  # a dict's item
+            over = over.value
+        if root_name(over) is not None:
             return True
         raise KernelSyntaxError(
-            f"a kernel cannot loop over `{ast.unparse(over)}`", self.source.span(over),
+            f"a kernel cannot loop over `{ast.unparse(node.iter)}`", self.source.span(node.iter),
             help="a device loop goes over range(...), weft.ndrange(...) or a tensor; write "
             "`for ... in weft.serial(...)` for a loop of the host part",
         )  # fmt: skip
@@ -467,6 +469,10 @@ class _ReadsAfter:
                 f"accumulate into a value from before the loop (`{name} += ...`; of a place, after "
                 f"the loop that finds the value there: `{name} = min({name}, i)`)",
             )  # fmt: skip
+
+
+def _is_key(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def _is_member(name: str, held: dict[str, Form]) -> bool:

@@ -4,6 +4,7 @@ it must not look into."""
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -84,6 +85,12 @@ class BoundForward(functools.partial[Any]):
     @property
     def __func__(self) -> Any:
         return self.func
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        kernel: Any = self.func
+        signature: inspect.Signature = kernel.signature
+        return signature.replace(parameters=[*signature.parameters.values()][1:])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.func, name)

@@ -221,7 +221,7 @@ class TracedLoop:
         for value, role, back in zip(args, self.roles, operators.given, strict=True):
             if role == "m":
                 values += [list(value.shape), list(value.stride()), value.dtype, value.device]
-            elif back == "r" and isinstance(value, list | tuple):
+            elif back == "r" and not isinstance(value, torch.Tensor):
                 raise TypeError(self.no_gradient)  # Dynamo makes no other errors
             elif back == "r":  # it is written to, and saved for a gradient before
                 values.append(copied(value) if role == "w" and not inside else value.clone())
@@ -384,6 +384,3 @@ class LoopOperators(Operators):
 
     def _check_captured(self) -> None:
         """Tensors from around the kernel are arguments of the trace."""
-
-    def _written(self, constants: dict[str, Any]) -> frozenset[str]:
-        return self.kernel.mutated

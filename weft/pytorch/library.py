@@ -19,7 +19,7 @@ import sys
 import uuid
 from collections.abc import Callable, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -33,7 +33,6 @@ from weft.frontend.names import Scope, root_name
 from weft.frontend.parameters import EMPTY, Parameter
 from weft.frontend.specs import constant_key
 from weft.frontend.split import Returned
-from weft.lang.dtypes import DType
 from weft.lang.random import KEY
 from weft.pytorch.ambient import Autocast, autocast_state
 from weft.pytorch.batches import differentiates, direct, is_batched
@@ -42,6 +41,7 @@ from weft.pytorch.derivative_ops import transformed
 from weft.pytorch.fake import hidden_write, of_samples
 from weft.pytorch.forward_level import has_dual, is_open
 from weft.pytorch.identity import chains, decided_by, deciding, fingerprint, may_draw, text_of
+from weft.pytorch.members import Like, MemberKernel, key_of, members_of, reads_of, schema_type
 from weft.pytorch.namespace import in_ascii, namespace_of
 from weft.pytorch.operator import Operator, OperatorForm, needs_grad
 from weft.pytorch.transforms import called, foreign_error
@@ -50,12 +50,6 @@ from weft.runtime.launch import KernelLike
 if TYPE_CHECKING:
     from weft.pytorch.sharding import Sharding
 
-# schema type of a Python value's type
-_SCALARS = {int: "SymInt", float: "float", bool: "bool", complex: "Scalar", torch.SymInt: "SymInt",
-            torch.SymFloat: "float", torch.SymBool: "bool"}  # fmt: skip
-# Types of values that an operator may have fixed in it under torch.compile.
-_FIXED = (str, type(None), bool, int, float, tuple, list, torch.dtype, torch.device, DType, type,
-          FunctionType, BuiltinFunctionType, MethodType)  # fmt: skip
 DTENSOR = "torch.distributed.tensor"
 TANGENTS = "tangents"  # around an operator whose tensors may have them
 _transforms = torch._C._are_functorch_transforms_active
@@ -75,7 +69,9 @@ class Operators:
         self.token = f"{name} {uuid.uuid4()}"
         self.made: dict[tuple[Any, ...], Operator] = {}
         self.refused: dict[str, Callable[..., Any]] = {}
+        self.of_members: dict[str, MemberOperators] = {}
         self.parameters = kernel.parts.parameters
+        self.reads = reads_of(kernel.source.tree, self.parameters)
         self.returned = one_return(kernel)
         loops = frozenset[ast.AST](region.node for region in kernel.parts.regions)
         self.deciding = deciding(kernel.function, kernel.source.tree, loops)
@@ -96,6 +92,11 @@ class Operators:
         if tracing and not any(isinstance(v, _CODE) for v in args):
             return self.host(loops, *args, **kwargs)
         self._check_captured()
+        values = list(self.kernel.bind(args, kwargs).arguments.values())
+        likes, members = members_of(self.parameters, self.reads, values)
+        if any(not isinstance(like, str) for like in likes):
+            key = self.make_of_members(self.token, likes)
+            return self.assemble(self.of_members[key](members, {}), values)
         operator, values, passed = self.found(args, kwargs, autocast_state())
         _shard(operator, passed)
         watched = torch._C._len_torch_dispatch_stack() > 0  # which wants to see operators
@@ -136,9 +137,8 @@ class Operators:
         for number, parameter in enumerate(self.parameters):
             value = _given(self.parameters, number, args, kwargs)
             kind = schema_type(parameter, value)
-            nested = isinstance(value, torch.Tensor) and value.is_nested
-            if nested or (not kind and (not isinstance(value, _FIXED) or _holds(value))):
-                self.refuse(parameter.name, nested)
+            if isinstance(value, torch.Tensor) and value.is_nested:
+                self.refuse(parameter.name, True)
                 return self.refused[parameter.name](*args, **kwargs)
             values.append(value)
             if kind == "float" and self.letters[number] == "c" and changes(value):
@@ -150,10 +150,28 @@ class Operators:
                 every = True
         if plain and not (every and self.fills) and not self.in_level(self.token):
             return self.host(loops, *args, **kwargs)
+        likes, members = members_of(self.parameters, self.reads, values, True)
+        for parameter, like in zip(self.parameters, likes, strict=True):
+            if like == "object":
+                self.refuse(parameter.name, False)
+                return self.refused[parameter.name](*args, **kwargs)
+        if any(not isinstance(like, str) for like in likes):
+            key = self.make_of_members(self.token, likes)
+            return self.assemble(self.of_members[key].traced(members, {}), values)
         around = self.deciding()
         name = self.name_for(self.token, tuple(types), tuple(fixed), around)
         out = getattr(getattr(torch.ops, self.namespace), name).default(*passed)
         return self.assemble(out, values)
+
+    def make_of_members(self, token: str, likes: tuple[Like, ...]) -> str:
+        """Makes the operators of calls with such arguments: their key in ``of_members``."""
+        assert token == self.token
+        key = key_of(likes)
+        if key not in self.of_members:
+            self.of_members[key] = MemberOperators(self, likes)
+        return key
+
+    make_of_members._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def assemble(self, out: Any, values: list[Any]) -> Any:
         """What the kernel returns, from what the operator returned and the kernel's arguments."""
@@ -263,10 +281,11 @@ class Operators:
         must not, the message says why."""
         if name not in self.refused:
             reason = (
-                f"`{name}` is an object: under torch.compile a kernel takes tensors, numbers, "
-                "tuples of one of these, functions, dtypes, strings and None. Give what "
-                f"`{self.kernel.__name__}` reads of `{name}` parameters of its own, and pass them "
-                "from a function or method around it"
+                f"`{name}` is an object of which `{self.kernel.__name__}` does not only read "
+                "attributes that are tensors, numbers, functions, dtypes, strings, None, or lists, "
+                "dicts, named tuples and dataclasses of these: PyTorch's graphs hold nothing else. "
+                f"Read `{name}.attribute` in the kernel itself, or give what it reads parameters "
+                "of its own, and pass them from a function or method around it"
             )
             if nested:
                 reason = f"`{name}` is a nested tensor: pass its values, and wrap what comes of it"
@@ -281,34 +300,62 @@ class Operators:
 
     @functools.cached_property
     def _captured(self) -> tuple[str, ...]:
-        """The values that the kernel takes from around it, dotted where they are attributes."""
-        function = self.kernel.function
-        names = {*function.__code__.co_freevars}
-        names |= {i.argval for i in dis.get_instructions(function) if i.opname == "LOAD_GLOBAL"}
-        regions = self.kernel.parts.regions
-        return (*names, *(a.name for r in regions for a in r.args if a.captured and not a.read))
+        return _captured(self.kernel)
 
     def _check_captured(self) -> None:
-        """Raises ``GradientError`` where the derivative would leave out a tensor that is no
-        argument, and so none of the operator's."""
-        function = self.kernel.function
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        scope = dict(function.__globals__)
-        for name, cell in cells:
-            with contextlib.suppress(ValueError):  # not assigned yet
-                scope[name] = cell.cell_contents
-        for dotted in self._captured:
-            first, *rest = dotted.split(".")
-            value = functools.reduce(lambda v, name: getattr(v, name, None), rest, scope.get(first))
-            if is_batched(value):
-                raise foreign_error(f"`{dotted}`", self.kernel.span)
-            if has_dual((value,)) or (torch.is_grad_enabled() and needs_grad(value)):
-                raise GradientError(
-                    f"`{dotted}` needs a derivative, and it is not an argument of the kernel",
-                    self.kernel.span,
-                    help="torch.compile and other transforms see arguments only: pass it as one, "
-                    f"or {dotted}.detach()",
-                )  # fmt: skip
+        _check_captured(self.kernel, self._captured)
+
+
+class MemberOperators(Operators):
+    """The operators of calls whose arguments are taken apart. They give what operators do: whose
+    call it is knows the arguments, and puts together what the kernel returns."""
+
+    def __init__(self, of: Operators, likes: tuple[Like, ...]) -> None:
+        kernel = MemberKernel(of.kernel, likes)
+        # It has what an operator asks of a kernel, and is not called.
+        super().__init__(cast(KernelLike, kernel), of.namespace, of.name)
+        self.draws = of.draws
+        self.letters = "".join(of.letters[k] for k in kernel.origins)
+
+        self.of = of
+
+    def _check_captured(self) -> None:
+        self.of._check_captured()
+
+    def assemble(self, out: Any, values: list[Any]) -> Any:
+        return out
+
+
+def _captured(kernel: KernelLike) -> tuple[str, ...]:
+    """The values that the kernel takes from around it, dotted where they are attributes."""
+    function = kernel.function
+    names = {*function.__code__.co_freevars}
+    names |= {i.argval for i in dis.get_instructions(function) if i.opname == "LOAD_GLOBAL"}
+    args = [a.name for r in kernel.parts.regions for a in r.args if a.captured and not a.read]
+    return (*names, *args)
+
+
+def _check_captured(kernel: KernelLike, captured: Sequence[str]) -> None:
+    """Raises ``GradientError`` where the derivative would leave out a tensor that is no argument,
+    and so none of the operator's."""
+    function = kernel.function
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    scope = dict(function.__globals__)
+    for name, cell in cells:
+        with contextlib.suppress(ValueError):  # not assigned yet
+            scope[name] = cell.cell_contents
+    for dotted in captured:
+        first, *rest = dotted.split(".")
+        value = functools.reduce(lambda v, name: getattr(v, name, None), rest, scope.get(first))
+        if is_batched(value):
+            raise foreign_error(f"`{dotted}`", kernel.span)
+        if has_dual((value,)) or (torch.is_grad_enabled() and needs_grad(value)):
+            raise GradientError(
+                f"`{dotted}` needs a derivative, and it is not an argument of the kernel",
+                kernel.span,
+                help="torch.compile and other transforms see arguments only: pass it as one, "
+                f"or {dotted}.detach()",
+            )  # fmt: skip
 
 
 def _draws(operators: Operators, text: str) -> bool:
@@ -392,28 +439,6 @@ def _is_copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return not traced and has_dual(values)
 
 
-def schema_type(parameter: Parameter, value: Any) -> str:
-    """The schema type that ``value`` is passed as; "" if it is fixed in the operator."""
-    if parameter.kind in ("ScalarType", "Device"):
-        return parameter.kind
-    if isinstance(value, torch.Tensor):
-        return "Tensor?" if parameter.optional and parameter.kind == "tensor" else "Tensor"
-    if value is None:
-        return "Tensor?" if parameter.optional and parameter.kind == "tensor" else ""
-    if parameter.kind == "template":
-        return ""
-    kind = _SCALARS.get(type(value), "")
-    if kind == "SymInt" and parameter.kind == "float":
-        return "float"
-    if kind:
-        return kind
-    if isinstance(value, list | tuple) and value and not hasattr(value, "_fields"):
-        first = schema_type(parameter, value[0])
-        if first and all(schema_type(parameter, item) == first for item in value):
-            return f"{first}[]" if "[" not in first else ""
-    return ""
-
-
 def _given(
     parameters: Sequence[Parameter], number: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -424,7 +449,7 @@ def _given(
     if parameter.is_variadic:
         own = [p.name for p in parameters]
         return {k: v for k, v in kwargs.items() if k not in own} or ()
-    if number < len(args):
+    if number < len(args) and parameter.position is not inspect.Parameter.KEYWORD_ONLY:
         return args[number]
     return kwargs.get(parameter.name, parameter.default)
 
@@ -452,13 +477,6 @@ def _is_followed(value: Any) -> bool:
 def _named(value: Any) -> str:
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
-
-
-def _holds(value: Any) -> bool:
-    """Whether ``value``, which is none of an operator's arguments, holds tensors."""
-    if isinstance(value, list | tuple):
-        return any(_holds(item) for item in value)
-    return isinstance(value, torch.Tensor)
 
 
 def one_return(kernel: KernelLike) -> Returned:

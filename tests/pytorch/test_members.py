@@ -1,0 +1,194 @@
+"""Collections and objects as arguments where PyTorch follows a kernel: outside of it is the
+oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+import weft
+
+
+class Pair(NamedTuple):
+    w: torch.Tensor
+    b: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Affine:
+    w: torch.Tensor
+    b: torch.Tensor
+    scale: float = 2.0
+
+    def at(self, i, x):
+        return self.w[i] * x + self.b[i] * self.scale
+
+
+@dataclass
+class Deep:
+    affine: Affine
+    items: list[Any]
+    named: dict[str, Any]
+
+
+class Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(5, 5)
+        self.more = torch.nn.ParameterList([torch.randn(5), torch.randn(5)])
+        self.scale = 1.5
+
+    @weft.kernel
+    def forward(self, x):
+        out = torch.empty_like(x)
+        for i in out:
+            v = self.linear.weight[i, 0] * x[i] + self.linear.bias[i] * self.scale
+            out[i] = v + self.more[1][i]
+        return out
+
+
+@weft.kernel
+def of_dict(d, x):
+    out = torch.empty_like(x)
+    for i in d["w"]:
+        out[i] = d["w"][i] * x[i] + d["b"][i]
+    return out
+
+
+@weft.kernel
+def of_pair(p: Pair, x):
+    y = torch.empty_like(x)
+    for i in y:
+        y[i] = p.w[i] * x[i]
+    z = torch.tanh(y)
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = z[i] + p.b[i]
+    return out
+
+
+@weft.kernel
+def of_method(p, x):
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = p.at(i, x[i])
+    return out
+
+
+@weft.kernel
+def of_deep(q, x):
+    out = torch.empty_like(x)
+    for i in out:
+        v = q.affine.w[i] + q.items[1][i] * q.named["w"][i]
+        out[i] = (v + q.named["k"] * q.items[0] * q.affine.scale) * x[i]
+    return out
+
+
+@weft.kernel
+def of_many(x, *ts, scale=1.0, **named):
+    out = torch.empty_like(x)
+    for i in out:
+        s = 0.0
+        for t in ts:
+            s += t[i]
+        out[i] = s * x[i] * scale + named["b"][i]
+    return out
+
+
+LAYER = Layer()
+CASES: dict[str, Callable[..., torch.Tensor]] = {
+    "dict": lambda w, b, x: of_dict({"w": w, "b": b}, x),
+    "named tuple": lambda w, b, x: of_pair(Pair(w, b), x),
+    "dataclass": lambda w, b, x: of_pair(Affine(w, b), x),
+    "method": lambda w, b, x: of_method(Affine(w, b, 3.0), x),
+    "deep": lambda w, b, x: of_deep(Deep(Affine(w, b), [2, b], {"w": w, "k": 0.5}), x),
+    "variadic": lambda w, b, x: of_many(x, w, w, b=b, scale=2.5),
+    "module": lambda w, b, x: LAYER(x) * w + b,
+}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("case", CASES)
+def test_under_compile(case) -> None:
+    given = [torch.randn(5, requires_grad=True) for _ in range(3)]
+    call = CASES[case]
+    expected = call(*given)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")(*given)
+    torch.testing.assert_close(compiled, expected)
+    weights = torch.randn(5)
+    found, wanted = (torch.autograd.grad(y, given, weights) for y in (compiled, expected))
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_under_inductor(case) -> None:
+    given = [torch.randn(5, requires_grad=True) for _ in range(3)]
+    compiled = torch.compile(CASES[case], fullgraph=True)(*given)
+    expected = CASES[case](*given)
+    torch.testing.assert_close(compiled, expected)
+    found, wanted = (torch.autograd.grad(y.sum(), given) for y in (compiled, expected))
+    torch.testing.assert_close(found, wanted)
+
+
+def test_sizes_and_numbers_stay_open() -> None:
+    frames = CompileCounter()
+    compiled = torch.compile(
+        lambda w, b, x, s: of_method(Affine(w, b, s), x), fullgraph=True, dynamic=True,
+        backend=frames,
+    )  # fmt: skip
+    for n, scale in ((3, 1.5), (17, 2.5), (4, 2.5), (30, 3.5)):
+        w, b, x = torch.randn(3, n).unbind()
+        expected = of_method(Affine(w, b, scale), x)
+        torch.testing.assert_close(compiled(w, b, x, scale), expected)
+    assert frames.frame_count <= 2  # torch may take the first number for a constant
+
+
+def test_another_object() -> None:
+    compiled = torch.compile(lambda p, x: of_method(p, x), fullgraph=True, backend="eager")
+    w, b, x = torch.randn(3, 5).unbind()
+    for p in (Affine(w, b), Affine(b, w, 5.0), Affine(b, w)):
+        torch.testing.assert_close(compiled(p, x), of_method(p, x))
+
+
+def test_members_that_are_written() -> None:
+    @weft.kernel
+    def added(p, x):
+        for i in x:
+            p.w[i] += p.b[i] * x[i]
+        return p
+
+    w, b, x = torch.randn(3, 5).unbind()
+    expected, p = w + b * x, Affine(w.clone(), b)
+    found = torch.compile(lambda p, x: added(p, x), fullgraph=True, backend="aot_eager")(p, x)
+    torch.testing.assert_close(p.w, expected)
+    assert found.w is p.w
+    wanted = b.clone().requires_grad_()
+    with pytest.raises(Exception, match="`p_b` requires grad, and there is no gradient of"):
+        torch.compile(added, fullgraph=True, backend="eager")(Affine(w.clone(), wanted), x)
+
+
+def test_transforms() -> None:
+    w, b, x = torch.randn(3, 5).unbind()
+    grads = torch.func.grad(lambda d: of_dict(d, x).sum())({"w": w, "b": b})
+    torch.testing.assert_close(grads, {"w": x, "b": torch.ones(5)})
+    samples = torch.vmap(lambda w: of_pair(Affine(w, b), x))(torch.stack([w, b]))
+    torch.testing.assert_close(samples, torch.stack([of_pair(Pair(v, b), x) for v in (w, b)]))
+    _, tangent = torch.func.jvp(lambda w: of_dict({"w": w, "b": b}, x), (w,), (b,))
+    torch.testing.assert_close(tangent, b * x)
+    state = {name: p.detach() for name, p in LAYER.named_parameters()}
+    call = torch.func.functional_call
+    grads = torch.func.grad(lambda s: call(LAYER, s, (x,)).sum())(state)
+    torch.testing.assert_close(grads["linear.bias"], torch.full((5,), 1.5))
+
+
+@pytest.mark.parametrize("strict", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_export(strict) -> None:
+    x = torch.randn(5)
+    program = torch.export.export(LAYER, (x,), strict=strict).module()
+    torch.testing.assert_close(program(x), LAYER(x))

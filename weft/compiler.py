@@ -11,7 +11,7 @@ from types import MappingProxyType
 from weft import timing
 from weft.codegen import cpu
 from weft.codegen.machine import host_cpu
-from weft.codegen.shading import DIALECTS, ShaderCode
+from weft.codegen.shading import DIALECTS, Form, ShaderCode, ShaderFacts
 from weft.frontend.lower import lower
 from weft.frontend.sizes import Size, sizes
 from weft.frontend.specs import Spec
@@ -48,7 +48,7 @@ from weft.passes.write_out import carries_small_arrays, small_loops, write_out
 from weft.schedule import default_cpu
 from weft.schedule.choose import candidate
 from weft.schedule.grid import threads_of
-from weft.schedule.language import Cooperate, SharedArrays, only, parse, several, show
+from weft.schedule.language import Cooperate, Schedule, SharedArrays, only, parse, several, show
 from weft.schedule.nest import loops_of
 from weft.schedule.recurrences import MOST_JOINT, composes
 from weft.source import FunctionSource
@@ -137,10 +137,30 @@ def to_shader(
 ) -> ShaderCode:
     """IR to the text of shaders, in "wgsl" or "msl" (see ``compile_shader``). Raises
     ``CompileError``s."""
-    from weft.codegen.shader import dialects, emit  # where shaders are asked for
+    from weft.codegen.shader import emit  # where shaders are asked for
 
-    spoken = {"wgsl": dialects.WGSL, "msl": dialects.MSL}[dialect]
-    return emit.compile_shader(optimize(function, options), spoken, watch=watch)
+    return emit.compile_shader(optimize(function, options), dialect, watch=watch)
+
+
+def shader_facts(function: Function, dialect: str) -> ShaderFacts:
+    """What launching is to know of ``function``, the result of ``optimize``, as a shader."""
+    from weft.codegen.shader import emit  # where shaders are asked for
+
+    return emit.analyse(function, dialect)
+
+
+def shader_form(
+    function: Function, schedule: Schedule, threads: tuple[int, int, int], private: int,
+    dialect: str, *, watch: bool,
+) -> Form | None:  # fmt: skip
+    """``function``, the result of ``optimize``, as a shader by a schedule: see ``emit.form``. None
+    where threads would wait for each other as those of shaders cannot."""
+    from weft.codegen.shader import emit  # where shaders are asked for
+
+    try:
+        return emit.form(function, schedule, threads, private, dialect, watch=watch)
+    except emit.NotInShaderError:
+        return None
 
 
 def _checked(function: Function, options: Options) -> None:

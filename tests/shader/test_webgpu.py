@@ -89,7 +89,8 @@ def test_loops_that_the_driver_ends_early_are_an_error(kernel: weft.Kernel) -> N
             assert torch.equal(x, expected)
     if device().ends_loops:
         assert 100 not in raised
-        assert 70_000 in raised
+        # Sums that threads share have few turns in each.
+        assert (70_000 in raised) == (kernel not in (uniform, divergent))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -247,11 +248,17 @@ def test_limits_of_the_device_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
         for i in range(x.shape[0]):
             z[i] = x[i] + y[i]
 
+    @weft.kernel
+    def asked(x):
+        weft.loop_config(block_dim=256)
+        for i in range(x.shape[0]):
+            x[i] = 1.0
+
     few = [torch.zeros(3) for _ in range(3)]
     said = limited("max-buffer-size", 1 << 12, squares, torch.zeros(2000))
     assert "a tensor of 8,000 bytes does not fit into a buffer of " in said
     assert said.endswith("at most 4,096; call the kernel on parts of it")
-    said = limited("max-compute-invocations-per-workgroup", 128, three, *few)
+    said = limited("max-compute-invocations-per-workgroup", 128, asked, torch.zeros(3000))
     assert "runs in blocks of 256 threads, and " in said
     assert said.endswith("has blocks of 128 at most: run it on a CPU")
     said = limited("max-storage-buffers-per-shader-stage", 2, three, *few)

@@ -35,30 +35,42 @@ class Stage:
 
 @frozen
 class Form:
-    """A loop with indices of 32 bits, or of 64 (``wide``). ``word``: bytes of what a block leaves
-    for the second stage, for each reduction."""
+    """A loop by ``schedule``, as text, with indices of 32 bits, or of 64 (``wide``). ``threads``:
+    of a block, along x, y and z; ``shared``: bytes that it has together. ``word``: bytes of each
+    word that blocks leave for further stages."""
 
+    schedule: str
     wide: bool
+    threads: tuple[int, int, int]
+    shared: int
     stages: tuple[Stage, ...]
     word: int
 
 
 @frozen
-class ShaderCode:
-    """What launching needs of a loop. ``slots``: the words of the argument block, as for other
-    devices. ``threads``: of a block, along x, y and z; ``order``: which index of the loop runs
-    along x, y and z. ``copied``: positions of arguments whose contents matter."""
+class ShaderFacts:
+    """What launching needs to know of a loop, whichever candidate runs. ``slots``: the words of the
+    argument block, as for other devices. ``candidates``: as texts, those that a call prefers
+    first. ``copied``: positions of arguments whose contents matter."""
 
     dialect: str
     slots: tuple[Slot, ...]
     checks: tuple[Check, ...]
     nest: Nest
-    forms: tuple[Form, ...]
-    threads: tuple[int, int, int]
-    order: tuple[int, ...]
+    candidates: tuple[str, ...]
     copied: tuple[int, ...]
     changed: tuple[int, ...]
     prints: bool
+
+
+@frozen
+class ShaderCode:
+    """A loop as text, by the schedules of large calls in which each thread has its iterations for
+    itself: one for indices of 32 bits, one for 64."""
+
+    dialect: str
+    facts: ShaderFacts
+    forms: tuple[Form, ...]
 
     @property
     def text(self) -> str:
@@ -66,8 +78,8 @@ class ShaderCode:
         found: list[str] = []
         for form in self.forms:
             for k, stage in enumerate(form.stages):
-                what = f"indices of {64 if form.wide else 32} bits"
+                what = f"{form.schedule}; indices of {64 if form.wide else 32} bits"
                 if len(form.stages) > 1:
-                    what += ("; what blocks reduce", "; what is left of all blocks")[k]
+                    what += "; what is left of all blocks" if k else "; what blocks reduce"
                 found.append(f"// {what}\n{stage.text}")
         return "\n".join(found)

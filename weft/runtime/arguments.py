@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 
 from weft.codegen.launching import Facts
-from weft.codegen.shading import ShaderCode
+from weft.codegen.shading import ShaderFacts
 from weft.ir.types import MemRefType, Type
 from weft.schedule.intervals import Interval, evaluate
 from weft.schedule.sizes import Array, Sizes
@@ -15,7 +15,7 @@ _WORD = struct.Struct("<q")
 
 
 def sizes_of(
-    facts: Facts | ShaderCode, types: Sequence[Type], slots: bytes,
+    facts: Facts | ShaderFacts, types: Sequence[Type], slots: bytes,
     aligned: frozenset[tuple[str, int]],
 ) -> Sizes:  # fmt: skip
     """``types``: of the kernel's arguments; ``slots``: the argument block. ``aligned``: arrays, and
@@ -29,7 +29,7 @@ def sizes_of(
     return Sizes(nest, evaluate(nest.program, word), _arrays(facts, types, slots), aligned)
 
 
-def _arrays(facts: Facts | ShaderCode, types: Sequence[Type], slots: bytes) -> dict[str, Array]:
+def _arrays(facts: Facts | ShaderFacts, types: Sequence[Type], slots: bytes) -> dict[str, Array]:
     views: dict[int, tuple[list[int], list[int]]] = {}
     for k, slot in enumerate(facts.slots):
         if slot.kind == "pointer":

@@ -6,72 +6,137 @@ the device, runs it, and copies back what it changed.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import hashlib
 import logging
 import math
 import struct
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import field
 from typing import Any
 
 import torch
 
 from weft import timing
 from weft.codegen.interface import Slot
-from weft.codegen.shading import FIRST, INT64, MOST_TURNS, STOPPED, Form, ShaderCode, Stage
+from weft.codegen.shading import FIRST, INT64, MOST_TURNS, STOPPED, Form, ShaderFacts, Stage
 from weft.errors import KernelValueError
+from weft.ir.core import Function
 from weft.lang.resident import BOTH, DEVICE, HOST, Home
 from weft.runtime import build, native
 from weft.runtime.arguments import sizes_of
 from weft.runtime.cache import from_json, to_json
 from weft.runtime.webgpu_device import Device, WebGpuError, device
+from weft.schedule.choose import Choice, alignments, choose
+from weft.schedule.grid import THREADS, Dims, left_by
+from weft.schedule.language import Privatize, Schedule, brief, only, show
+from weft.schedule.machine import GpuMachine
 from weft.schedule.sizes import Array, Sizes
-from weft.schedule.workgroup import MOST_BLOCKS
 from weft.values import frozen, mutable
 
+log = logging.getLogger("weft.schedule")
 log_launch = logging.getLogger("weft.launch")
 
 _SPECIAL = struct.pack("<ffff", math.inf, -math.inf, math.nan, 0.0)
 _ERROR_WORDS = 18
 _MOST_SIDE = 65535  # blocks along a side of a grid
 _MOST_BINDINGS, _MOST_LAUNCHES = 64, 1024  # of a call that are kept
-_UNKNOWN = 256  # blocks, where the trip count is known on the device only
+
+
+@frozen
+class Wanted:
+    """Which form runs. ``private``: elements of the array that each block has a copy of."""
+
+    schedule: Schedule
+    threads: Dims
+    private: int
+
+
+# What no size of a call says: how far schedules go is that of a large GPU, on any device, so that
+# they all compute the same.
+_MACHINE = GpuMachine(clusters=False, lanes=False, blocks=(_MOST_SIDE, _MOST_SIDE, _MOST_SIDE))
 
 
 @mutable
 class Compiled(build.Made):
-    """A loop as shaders."""
+    """A loop as shaders: by each schedule, for blocks of some threads and with so many elements of
+    a block's own copy of an array. What ``forms`` has None for, this device does not run."""
 
-    code: ShaderCode
+    facts: ShaderFacts
+    language: WebGpu
     on: Device
-    pipelines: dict[tuple[int, int], Any]
+    optimized: Function | None = None
+    forms: dict[Wanted, Form | None] = field(default_factory=dict)
+    pipelines: dict[tuple[Wanted, int], Any] = field(default_factory=dict)
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        return self.code.slots
+        return self.facts.slots
 
     def bound(
         self, tensors: Sequence[torch.Tensor], error: build.Failure, *, brief: bool
     ) -> tuple[Callable[[bytes], object], native.Direct | None]:
-        if self.code.prints:
+        if self.facts.prints:
             name = self.loop.summary.name
             warnings.warn(f"`{name}` prints, which a shader cannot: nothing is shown", stacklevel=2)
         return Call(self, self.on, error), None
 
     def ran(self, call: Any) -> tuple[str, bool]:
-        return "workgroups of " + " x ".join(map(str, self.code.threads)), True
+        if call.choice is None:  # there was nothing to do
+            return "", True
+        return f"{show(call.choice.schedule)}, workgroups of {call.choice.block}", True
 
-    def pipeline(self, form: int, stage: int) -> Any:
-        key = form, stage
+    def form(self, wanted: Wanted) -> Form | None:
+        """The text of a form: from memory, the disk cache, or compiled; None where this device does
+        not run it."""
+        if wanted not in self.forms:
+            self.forms[wanted] = self._fitting(self._form(wanted), wanted)
+        return self.forms[wanted]
+
+    def _form(self, wanted: Wanted) -> Form | None:
+        job, cache, language = self.job, self.job.cache, self.language
+        what = f"{show(wanted.schedule)} {wanted.threads} {wanted.private}"
+        key = hashlib.sha256(f"{job.key} {what}".encode()).hexdigest()
+        entry = cache.load(key) if cache is not None else None
+        if entry is not None:
+            with contextlib.suppress(ValueError):
+                return from_json(Form, entry[0]["form"]) if entry[0]["form"] else None
+        # Passes and code generation are not imported where the cache has the code.
+        from weft import compiler as pipeline  # a door of the compiler
+
+        with timing.record() as recording:
+            if self.optimized is None:
+                self.optimized = pipeline.optimize(job.loop.function, job.options)
+            made = pipeline.shader_form(
+                self.optimized, wanted.schedule, wanted.threads, wanted.private,
+                language.dialect, watch=self.on.ends_loops,
+            )  # fmt: skip
+        build.log_stages(self.loop.summary.name, brief(wanted.schedule), recording)
+        if cache is not None:
+            cache.store(key, {"form": None if made is None else to_json(made)}, b"")
+        return made
+
+    def _fitting(self, form: Form | None, wanted: Wanted) -> Form | None:
+        """``form`` if the device has so much memory for a block. The last candidate is none that
+        another follows."""
+        most = self.on.limits.get("max-compute-workgroup-storage-size", (form and form.shared) or 0)
+        return form if form is None or form.shared <= most else None
+
+    def pipeline(self, wanted: Wanted, stage: int) -> Any:
+        key = wanted, stage
         found = self.pipelines.get(key)
         if found is None:
+            form = self.form(wanted)
+            assert form is not None
             with timing.stage("load"):
-                found = self.pipelines[key] = self._made(self.code.forms[form].stages[stage])
+                found = self.pipelines[key] = self._made(form.stages[stage], form.threads)
         return found
 
-    def _made(self, stage: Stage) -> Any:
+    def _made(self, stage: Stage, threads: Dims) -> Any:
         on, name = self.on, self.loop.summary.name
         missing = [f for f in stage.features if f not in on.features]
         if missing:
@@ -87,7 +152,7 @@ class Compiled(build.Made):
                 f"the loop of `{name}` needs {count} buffers, and {on.name} has at "
                 f"most {most} in a shader: use fewer tensors"
             )
-        most, threads = on.limits["max-compute-invocations-per-workgroup"], self.code.threads
+        most = on.limits["max-compute-invocations-per-workgroup"]
         if math.prod(threads) > most:
             raise WebGpuError(
                 f"the loop of `{name}` runs in blocks of {math.prod(threads)} threads, and "
@@ -99,7 +164,7 @@ class Compiled(build.Made):
 class WebGpu:
     """Shaders in ``dialect`` for what ``device`` gives."""
 
-    version = 2
+    version = 3
 
     def __init__(
         self, name: str = "webgpu", dialect: str = "wgsl", device: Callable[[], Device] = device
@@ -111,7 +176,7 @@ class WebGpu:
 
     def from_disk(self, job: build.Job, header: dict[str, Any], code: bytes) -> Compiled | None:
         try:
-            return Compiled(job, from_json(ShaderCode, header), self.device(), {})
+            return Compiled(job, from_json(ShaderFacts, header), self, self.device())
         except ValueError:
             return None
 
@@ -125,10 +190,11 @@ class WebGpu:
                 "arguments share memory, and a shader has a buffer for each", function.span,
                 "pass a copy (x.clone())",
             )  # fmt: skip
-        code = pipeline.to_shader(function, job.options, self.dialect, watch=on.ends_loops)
+        optimized = pipeline.optimize(function, job.options)
+        facts = pipeline.shader_facts(optimized, self.dialect)
         if job.cache is not None:
-            job.cache.store(job.key, to_json(code), b"")
-        return Compiled(job, code, on, {})
+            job.cache.store(job.key, to_json(facts), b"")
+        return Compiled(job, facts, self, on, optimized)
 
 
 WEBGPU = WebGpu()
@@ -136,15 +202,15 @@ WEBGPU = WebGpu()
 
 @frozen
 class Launch:
-    """What runs for one set of sizes: the number of the form, and its blocks along x, y and z."""
+    """What runs for one set of sizes: the ``grids`` of its stages, and what they leave: so many
+    ``words``, in ``parts``."""
 
-    form: int
-    grid: tuple[int, int, int]
+    wanted: Wanted
+    form: Form
+    grids: tuple[Dims, ...]
     arrays: tuple[tuple[str, int, int, int], ...]  # buffer, slot, bytes, position
-
-    @property
-    def blocks(self) -> int:
-        return math.prod(self.grid)
+    parts: int
+    words: int
 
 
 @frozen
@@ -171,9 +237,10 @@ class Call:
 
     def __init__(self, compiled: Compiled, on: Device, error: build.Failure) -> None:
         """``error`` words a failed check."""
-        self.compiled, self.code, self.on, self.error = compiled, compiled.code, on, error
-        self.first = next((k for k, s in enumerate(self.code.slots) if s.kind != "pointer"), 0)
-        kinds = [slot.kind for slot in self.code.slots]
+        self.compiled, self.facts, self.on, self.error = compiled, compiled.facts, on, error
+        self.first = next((k for k, s in enumerate(self.facts.slots) if s.kind != "pointer"), 0)
+        kinds = [slot.kind for slot in self.facts.slots]
+        self.choice: Choice | None = None  # of the last new sizes and numbers
         self.sizes = [k for k, kind in enumerate(kinds) if kind not in ("pointer", "float")]
         self.launches: dict[bytes, Launch | None] = {}
         self.bindings: dict[tuple[Any, ...], Binding] = {}
@@ -216,19 +283,19 @@ class Call:
         launch = self.launches[sizes]
         if launch is None:
             return
-        on, form = self.on, self.code.forms[launch.form]
+        on, form = self.on, launch.form
         buffers: dict[str, Any] = {}
         homes: dict[str, Home] = {}
         try:
             moved = self._uploaded(launch, form, slots, buffers, homes)
-            binding = self._binding(launch, form, key, {**buffers, **_buffers(homes)})
-            changed = {f"a{k}" for k in self.code.changed}
+            binding = self._binding(launch, key, {**buffers, **_buffers(homes)})
+            changed = {f"a{k}" for k in self.facts.changed}
             self._run(binding, [home for name, home in homes.items() if name in changed])
             back = self._downloaded(launch, slots, buffers)
             if log_launch.isEnabledFor(logging.DEBUG):
                 log_launch.debug(
                     "%s: on %s, grid %s of %s threads, %d bytes copied there, %d back",
-                    self.compiled.loop.summary.name, on.name, launch.grid, self.code.threads,
+                    self.compiled.loop.summary.name, on.name, launch.grids[0], form.threads,
                     moved, back,
                 )  # fmt: skip
             if binding.checked and (back or not homes or self.compiled.job.options.debug):
@@ -253,17 +320,43 @@ class Call:
         return made
 
     def _launch(self, slots: bytes) -> Launch | None:
-        code = self.code
-        sizes = sizes_of(code, self.compiled.loop.summary.types, slots, frozenset())
-        if 0 in sizes.trips and not code.nest.kinds:
+        facts = self.facts
+        # A buffer begins at a multiple of any vector.
+        aligned = frozenset((g.array, g.bytes) for g in alignments(facts.candidates))
+        sizes = sizes_of(facts, self.compiled.loop.summary.types, slots, aligned)
+        if 0 in sizes.trips and not facts.nest.kinds:
             return None
-        form = 0 if sizes.fits_32 or len(code.forms) == 1 else 1
+        choice, wanted, form = self._chosen(sizes)
+        self.choice = choice
+        log.debug("%s: by `%s`, grid %s, block %s", self.compiled.loop.summary.name,
+                  show(choice.schedule), choice.grid, choice.block)  # fmt: skip
         arrays = []
-        for k, slot in enumerate(code.slots):
-            if slot.kind == "pointer" and slot.arg in code.copied:
-                array = sizes.arrays[code.nest.arrays[slot.arg]]
+        for k, slot in enumerate(facts.slots):
+            if slot.kind == "pointer" and slot.arg in facts.copied:
+                array = sizes.arrays[facts.nest.arrays[slot.arg]]
                 arrays.append((f"a{slot.arg}", k, _bytes(array), slot.arg))
-        return Launch(form, _grid(code, sizes), tuple(arrays))
+        left = left_by(choice.schedule, choice.grid, choice.block, sizes)
+        if left is None:
+            return Launch(wanted, form, (choice.grid,), tuple(arrays), 1, 0)
+        grids = (*[choice.grid] * (len(form.stages) - 1), left.last[0])
+        return Launch(wanted, form, grids, tuple(arrays), left.parts, left.words)
+
+    def _chosen(self, sizes: Sizes) -> tuple[Choice, Wanted, Form]:
+        """The first candidate whose guards hold, and that this device runs; the last one where
+        none is."""
+        most = self.on.limits["max-compute-invocations-per-workgroup"]
+        left = list(self.facts.candidates)
+        while True:
+            choice = choose(left, sizes, _MACHINE, min(most, 2 * THREADS))
+            wanted = Wanted(choice.schedule, choice.block, _elements(choice, sizes))
+            last = choice.place + 1 == len(left)
+            runs = math.prod(choice.block) <= most and max(choice.grid) <= _MOST_SIDE
+            if runs or last:
+                form = self.compiled.form(wanted)
+                if form is not None:
+                    return choice, wanted, form
+            assert not last
+            del left[: choice.place + 1]
 
     def _uploaded(
         self, launch: Launch, form: Form, slots: bytes, buffers: dict[str, Any],
@@ -300,7 +393,7 @@ class Call:
             home.placed(self.on, self.on.buffer(max(home.bytes, 4)))
         return True
 
-    def _binding(self, launch: Launch, form: Form, key: bytes, buffers: dict[str, Any]) -> Binding:
+    def _binding(self, launch: Launch, key: bytes, buffers: dict[str, Any]) -> Binding:
         on = self.on
         if self.epoch != on.epoch or len(self.bindings) >= _MOST_BINDINGS:
             for old in self.bindings.values():
@@ -312,32 +405,31 @@ class Call:
         place = (key, *((name, id(buffer)) for name, buffer in buffers.items()))
         found = self.bindings.get(place)
         if found is None:
-            found = self.bindings[place] = self._bound(launch, form, key, buffers)
+            found = self.bindings[place] = self._bound(launch, key, buffers)
         return found
 
-    def _bound(self, launch: Launch, form: Form, key: bytes, buffers: dict[str, Any]) -> Binding:
-        on = self.on
+    def _bound(self, launch: Launch, key: bytes, buffers: dict[str, Any]) -> Binding:
+        on, form = self.on, launch.form
         used = {name for stage in form.stages for name in stage.buffers}
-        words = self._words(bytes(8 * self.first) + key, launch.blocks)
+        words = self._words(bytes(8 * self.first) + key, launch.parts)
         own = {"params": on.buffer(len(words))}
         on.upload(own["params"], words)
         checked = "error" in used
         shared = {"error": self.record} if checked else {}
         if "partials" in used:
-            own["partials"] = on.buffer(launch.blocks * len(self.code.nest.kinds) * form.word)
-        grids = (launch.grid, (1, 1, 1))
+            own["partials"] = on.buffer(max(launch.words, 1) * form.word)
         stages = []
-        for k, stage in enumerate(form.stages[: 1 if launch.blocks == 1 else 2]):
-            pipeline = self.compiled.pipeline(launch.form, k)
+        for k, (stage, grid) in enumerate(zip(form.stages, launch.grids, strict=False)):
+            pipeline = self.compiled.pipeline(launch.wanted, k)
             given = {**buffers, **own, **shared}
             bound = [given[n] for n in stage.buffers]
-            stages.append((pipeline, on.group(pipeline, bound), grids[k]))
+            stages.append((pipeline, on.group(pipeline, bound), grid))
         return Binding(tuple(stages), tuple(own.values()), checked)
 
     def _words(self, slots: bytes, blocks: int) -> bytes:
         """What "params" has."""
-        singles = bytearray(4 * len(self.code.slots))
-        for k, slot in enumerate(self.code.slots):
+        singles = bytearray(4 * len(self.facts.slots))
+        for k, slot in enumerate(self.facts.slots):
             if slot.kind == "float":
                 (value,) = struct.unpack_from("<d", slots, 8 * k)
                 struct.pack_into("<f", singles, 4 * k, ctypes.c_float(value).value)
@@ -347,7 +439,7 @@ class Call:
     def _downloaded(self, launch: Launch, slots: bytes, buffers: dict[str, Any]) -> int:
         back = 0
         for name, slot, size, position in launch.arrays:
-            if position in self.code.changed and size and name in buffers:
+            if position in self.facts.changed and size and name in buffers:
                 (address,) = struct.unpack_from("<Q", slots, 8 * slot)
                 data = self.on.read(buffers[name], size)
                 ctypes.memmove(address, (ctypes.c_char * size).from_buffer_copy(data), size)
@@ -367,7 +459,7 @@ class Call:
                 f"that {self.on.name} ends them too early: at most {MOST_TURNS:,} in all. Share "
                 "the work among more iterations of the parallel loop, or run it on a CPU"
             )
-        check = self.code.checks[number - 1]
+        check = self.facts.checks[number - 1]
         values = [_value(kind, word) for kind, word in zip(check.values, words, strict=False)]
         raise self.error(check, values)
 
@@ -395,15 +487,8 @@ def _bytes(array: Array) -> int:
     return 0 if 0 in array.sizes else (array.reach + 1) * array.bytes
 
 
-def _grid(code: ShaderCode, sizes: Sizes) -> tuple[int, int, int]:
-    """Blocks along x, y and z: one thread for each iteration, as far as there may be so many."""
-    trips = [sizes.trips[k] for k in code.order]
-    sides = [*trips[:2], math.prod(trips[2:]) if None not in trips[2:] else None]  # type: ignore[arg-type]
-    most = MOST_BLOCKS if code.nest.kinds else None
-    grid = []
-    for side, threads in zip((*sides, 1, 1), code.threads, strict=False):
-        blocks = _UNKNOWN if side is None else max(-(-side // threads), 1)
-        blocks = min(blocks, _MOST_SIDE, most or _MOST_SIDE)
-        most = most and max(most // blocks, 1)
-        grid.append(blocks)
-    return grid[0], grid[1], grid[2]
+def _elements(choice: Choice, sizes: Sizes) -> int:
+    """Of the array that each block has a copy of: the next power of two, so that there are few
+    forms."""
+    own = only(choice.schedule, Privatize)
+    return 0 if own is None else 1 << max(sizes.count(own.array) - 1, 0).bit_length()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from weft.ir.builder import identity
 from weft.ir.core import Function, Op, Value
 from weft.ir.trips import unravel
-from weft.ir.types import MemRefType, Type, i1, i32, i64, index
+from weft.ir.types import MemRefType, Type, i1, i32, index
 from weft.ir.views import Parallel, constant_of, memory
 from weft.ir.writes import written
 from weft.schedule.language import (
@@ -65,10 +65,7 @@ def bind(function: Function, parallel: Op, order: Sequence[int], schedule: Sched
 
 
 class Grid(Threads):
-    """Rebuilds ``function`` for one of its stages. ``left``: words of what blocks leave; ``count``:
-    the type in which blocks are counted."""
-
-    left, count = i64, index
+    """Rebuilds ``function`` for one of its stages."""
 
     def __init__(
         self, function: Function, parallel: Op, order: Sequence[int], schedule: Schedule
@@ -87,7 +84,7 @@ class Grid(Threads):
         self.limits = limits_of(function, schedule)
 
     def begin(self) -> Function:
-        words = [("partials", MemRefType(self.left, 1)), ("blocks", self.count)]
+        words = [("partials", MemRefType(self.left_word, 1)), ("blocks", self.tally)]
         group = self.staged.threads if self.staged is not None else 0
         made = self.start(group, words if self.kinds else ())
         self.changed = {*map(self.lookup, written(self.old))}
@@ -250,13 +247,13 @@ class Grid(Threads):
         values = self.in_block(self.kinds, values)
 
         def leave() -> list[Value]:
-            number = self.register("block_id", "linear", self.count)
+            number = self.register("block_id", "linear", self.tally)
             for place, value in zip(self.row(number), values, strict=True):
-                self.store(to_word(self, value, self.left), partials, [place])
+                self.store(to_word(self, value, self.left_word), partials, [place])
             return []
 
         def first() -> None:
-            alone = self.compare("eq", blocks, self.constant(1, self.count))
+            alone = self.compare("eq", blocks, self.constant(1, self.tally))
             self.either(alone, lambda: self.conclude(values), leave, [])
 
         self.branch(self.compare("eq", thread, self.constant(0, i32)), first)
@@ -264,8 +261,8 @@ class Grid(Threads):
     def row(self, block: Value) -> list[Value]:
         """Where in memory the words of a block are."""
         count = len(self.kinds)
-        row = self.mul(block, self.constant(count, self.count))
-        return [self.add(row, self.constant(k, self.count)) for k in range(count)]
+        row = self.mul(block, self.constant(count, self.tally))
+        return [self.add(row, self.constant(k, self.tally)) for k in range(count)]
 
     def conclude(self, values: list[Value]) -> list[Value]:
         """The initial values join, and the rest of the function runs: in one thread of all."""
@@ -280,7 +277,7 @@ class Grid(Threads):
         partials, blocks = made.args[-2:]
         types = [v.scalar for v in self.outer.results]
         thread, _ = self.thread()
-        first, threads = self.thread(self.count)
+        first, threads = self.thread(self.tally)
 
         def body(block: Value, carried: list[Value]) -> list[Value]:
             words = [self.load(partials, [place]) for place in self.row(block)]

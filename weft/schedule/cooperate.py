@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.trips import unravel
-from weft.ir.types import ScalarType, index
+from weft.ir.types import ScalarType
 from weft.ir.uniform import WARP
 from weft.ir.views import For
 from weft.schedule.bind import Bound
@@ -47,7 +47,7 @@ class Members(Threads):
         self.outer = parallel
         self.count = step.threads
         self.columns = step.columns
-        self.several = step.threads > WARP
+        self.several = step.threads > WARP or self.workgroup is not None
         self.width = min(step.threads, WARP)
         self.side = "y" if step.columns else "x"
         self.there: Value | None = None
@@ -75,10 +75,10 @@ class Members(Threads):
         """Blocks count along x, groups of a block along y."""
         bounds, counts = self.ranges(self.outer)
         self.member = self.register("thread_id", self.side)
-        block = self.register("block_id", "x", index)
-        place, size = (self.register(name, "y", index) for name in ("thread_id", "block_dim"))
+        block = self.register("block_id", "x", self.tally)
+        place, size = (self.register(name, "y", self.tally) for name in ("thread_id", "block_dim"))
         number = self.add(self.mul(block, size), place)
-        wide = [self.to(count, index) for count in counts]
+        wide = [self.to(count, self.tally) for count in counts]
         total = wide[0]
         for count in wide[1:]:
             total = self.mul(total, count, "nsw")
@@ -95,15 +95,15 @@ class Members(Threads):
         beyond the last iteration takes that, and does nothing in it."""
         bounds, self.counts = self.ranges(self.outer)
         self.member = self.register("thread_id", self.side)
-        block, lane = (self.register(name, "x", index) for name in ("block_id", "thread_id"))
-        wide = [self.to(count, index) for count in self.counts]
-        width = self.constant(self.columns, index)
-        raised = self.add(wide[first], self.constant(self.columns - 1, index))
+        block, lane = (self.register(name, "x", self.tally) for name in ("block_id", "thread_id"))
+        wide = [self.to(count, self.tally) for count in self.counts]
+        width = self.constant(self.columns, self.tally)
+        raised = self.add(wide[first], self.constant(self.columns - 1, self.tally))
         groups, _ = self.divide(raised, width)
         left, group = self.divide(block, groups)
         place = self.add(self.mul(group, width), lane)
         self.there = self.compare("slt", place, wide[first])
-        last = self.op("arith.subi", wide[first], self.constant(1, index))
+        last = self.op("arith.subi", wide[first], self.constant(1, self.tally))
         parts = {first: self.op("arith.minsi", place, last)}
         others = [k for k in reversed(range(len(wide))) if k != first]
         found = unravel(left, (wide[k] for k in others), self.divide)

@@ -68,7 +68,7 @@ SCAN_WORDS = MOST_JOINT + 3
 _TURNS = 32  # of a member of one block, above which several share the loop
 _SCANNING = 512  # threads of a group that scans, at most
 _WAVES = 4  # blocks for each multiprocessor, below which blocks are made smaller
-_LIMITS = (2**31 - 1, 65535, 65535)  # blocks of a grid
+_MOST_BLOCKS = 2**31 - 1  # of a grid, along x
 Dims = tuple[int, int, int]
 
 
@@ -102,15 +102,16 @@ def grid(schedule: Schedule, sizes: Sizes, machine: GpuMachine, most: int) -> tu
         if members <= WARP or together.threads <= WARP or is_exact(schedule):
             members = together.threads
         members = min(members, together.threads)
-        rows = groups(members)
+        rows = groups(members) if machine.lanes else 1
         if (blocks := cluster(members)) > 1:
             return (math.prod(trips) * blocks, 1, 1), (members // blocks, 1, 1)
         return (-(-math.prod(trips) // rows), 1, 1), (members, rows, 1)
     kinds = sizes.nest.kinds
     few = bool(kinds) or only(schedule, Privatize) is not None
     blocks, block = shape(
-        schedule, trips, few=few, processors=machine.processors, most=limit(schedule, most)
-    )
+        schedule, trips, few=few, processors=machine.processors, most=limit(schedule, most),
+        limits=machine.blocks,
+    )  # fmt: skip
     if only(schedule, LongestFirst) is not None:
         blocks = (blocks[0], blocks[2], blocks[1])
     if kinds and math.prod(trips) <= _SMALL:
@@ -194,7 +195,7 @@ def in_registers(
         # More threads have fewer registers each.
         held = min(most if threads < MOST_MEMBERS else most // 3, _MOST_KEPT)
         blocks = -(-rows // groups(threads))
-        if each * width <= held and threads >= LEAST_MEMBERS and blocks <= _LIMITS[0]:
+        if each * width <= held and threads >= LEAST_MEMBERS and blocks <= _MOST_BLOCKS:
             return threads, each
     return 0, 0
 
@@ -243,7 +244,7 @@ def scanned(
     neighbouring iterations are not. A function of the sizes alone, as sums depend on it."""
     longest = max((n or 0 for n in lengths), default=0)
     shortest = _SHORTEST * turns if along else _SHORTEST * WARP
-    if None in lengths or longest < shortest or rows > (_LIMITS[0] if along else _FEW * WARP):
+    if None in lengths or longest < shortest or rows > (_MOST_BLOCKS if along else _FEW * WARP):
         return 0
     wanted = min(_AT_ONCE // max(rows, 1), -(-longest // turns), _SCANNING)
     return max(_power(wanted + 1) // 2, WARP)
@@ -279,12 +280,14 @@ def threads_of(schedule: Schedule) -> int:
 
 
 def shape(
-    schedule: Schedule, trips: Sequence[int], *, few: bool, processors: int, most: int = 1024
-) -> tuple[Dims, Dims]:
+    schedule: Schedule, trips: Sequence[int], *, few: bool, processors: int, most: int = 1024,
+    limits: Dims = GpuMachine.blocks,
+) -> tuple[Dims, Dims]:  # fmt: skip
     """(grid, block) for loops of these trip counts, along x first.
 
     ``few``: no more blocks than a reduction may have; each then runs several iterations.
-    ``processors``: multiprocessors that want work. Zero iterations give a grid of one block.
+    ``processors``: multiprocessors that want work. ``limits``: blocks along each side, at most.
+    Zero iterations give a grid of one block.
     """
     counts = [max(n, 1) for n in trips]
     vector = only(schedule, Vectorize)
@@ -295,7 +298,7 @@ def shape(
     sides = [counts[0], counts[1] if len(counts) > 1 else 1, math.prod(counts[2:])]
     block = _block(schedule, sides, full=few, processors=processors, most=most)
     blocks = [-(-side // b) for side, b in zip(sides, block, strict=True)]
-    found = [min(n, limit) for n, limit in zip(blocks, _LIMITS, strict=True)]
+    found = [min(n, limit) for n, limit in zip(blocks, limits, strict=True)]
     lasting = only(schedule, Persist)
     if lasting is not None and math.prod(found) > (total := lasting.blocks * processors):
         found[1] = min(found[1], max(lasting.blocks // 2, total // found[0], 1))
@@ -322,7 +325,7 @@ def group(lengths: Sequence[int | None], rows: int) -> tuple[int, int]:
         members = max(wanted, LEAST_MEMBERS if longest < 16 * LEAST_TURNS else 2 * LEAST_MEMBERS)
         most = max(_power(-(-longest // LEAST_TURNS)), LEAST_MEMBERS)
         members = min(members, most, MOST_MEMBERS)
-    return (members, groups(members)) if -(-rows // groups(members)) <= _LIMITS[0] else (0, 0)
+    return (members, groups(members)) if -(-rows // groups(members)) <= _MOST_BLOCKS else (0, 0)
 
 
 def columns(lengths: Sequence[int | None], trips: Sequence[int]) -> tuple[int, int]:
@@ -341,7 +344,7 @@ def columns(lengths: Sequence[int | None], trips: Sequence[int]) -> tuple[int, i
     members = min(
         _power(wanted + 1) // 2, _power(-(-longest // LEAST_TURNS)), MOST_MEMBERS // width
     )
-    return (width, members) if -(-trips[0] // width) * outer <= _LIMITS[0] else (0, 0)
+    return (width, members) if -(-trips[0] // width) * outer <= _MOST_BLOCKS else (0, 0)
 
 
 def split(schedule: Schedule, sizes: Sizes) -> tuple[int, int]:

@@ -311,7 +311,10 @@ def _of_trips(
             return not limit or total <= limit, f"there are {total} iterations"
         case _:
             left, most = grid.along(schedule, sizes), grid.limit(schedule, most)
-            found = grid.shape(schedule, left, few=False, processors=machine.processors, most=most)
+            found = grid.shape(
+                schedule, left, few=False, processors=machine.processors, most=most,
+                limits=machine.blocks,
+            )  # fmt: skip
             covered = isinstance(guard, Covered) and grid.covers(schedule, left, *found)
             return covered, "the grid has fewer threads"
 

@@ -34,9 +34,13 @@ class CpuMachine:
 
 @frozen
 class GpuMachine:
-    """An NVIDIA GPU: its multiprocessors, the bytes of its second-level cache, and whether blocks
-    of a cluster reach each other's shared memory. (An H100's, where no GPU is here to be asked.)"""
+    """A GPU: its multiprocessors, the bytes of its second-level cache, and whether blocks of a
+    cluster reach each other's shared memory. (An H100's, where no GPU is here to be asked.)
+    ``lanes``: whether neighbouring threads hand each other values; else those that share an
+    iteration are a block, and do so in its memory. ``blocks``: of a grid, at most."""
 
     processors: int = 128
     cache_bytes: int = 50 << 20
     clusters: bool = True
+    lanes: bool = True
+    blocks: tuple[int, int, int] = (2**31 - 1, 65535, 65535)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from weft.ir.core import Function, Op, Value, below, walk
-from weft.ir.types import MemRefType, i64, index
+from weft.ir.types import MemRefType
 from weft.ir.views import For
 from weft.ir.writes import written
 from weft.schedule.bind import Bound
@@ -90,16 +90,16 @@ class _Stage(Members):
         self.several, self.columns, self.side = True, max(step.columns, 1), "y"
 
     def rebuilt(self, first: int) -> Function:
-        made = self.start(0, [("partials", MemRefType(i64, 1)), ("parts", index)])
+        made = self.start(0, [("partials", MemRefType(self.left_word, 1)), ("parts", self.tally)])
         self.partials, self.parts = made.args[-2:]
-        self.part = self.register("block_id", "y", index)
+        self.part = self.register("block_id", "y", self.tally)
         self.all(first)
         return made
 
     def body(self, bounds: Sequence[Bounds], parts: dict[int, Value]) -> None:
-        self.iteration = self.total = self.constant(0, index)
+        self.iteration = self.total = self.constant(0, self.tally)
         for k, count in enumerate(self.counts):
-            wide = self.to(count, index)
+            wide = self.to(count, self.tally)
             self.iteration = self.add(self.mul(self.iteration, wide), parts[k]) if k else parts[k]
             self.total = self.mul(self.total, wide) if k else wide
         block = self.outer.body
@@ -131,7 +131,7 @@ class _Stage(Members):
 
     def alone(self) -> Value:
         """Whether this thread does what is done once for the iteration."""
-        first = self.compare("eq", self.part, self.constant(0, index))
+        first = self.compare("eq", self.part, self.constant(0, self.tally))
         return self.op("arith.andi", super().alone(), first)
 
     # -- loops
@@ -156,16 +156,23 @@ class _Stage(Members):
         """The first iteration of the block's part of a loop that has another inside, and from each
         to the next. Where there are more parts than iterations, some of them share the loop inside;
         what is left over of these has none."""
-        count = self.to(self.trips(lower, upper, self.constant(1, lower.scalar)), index)
-        some = self.op("arith.maxsi", count, self.constant(1, index))
+        count = self.to(self.trips(lower, upper, self.constant(1, lower.scalar)), self.tally)
+        some = self.op("arith.maxsi", count, self.constant(1, self.tally))
         across = self.op("arith.minsi", some, self.parts)
         deep, _ = self.divide(self.parts, across)
         inside, place = self.divide(self.part, across)
         self.portion = inside, deep
         return self.add(lower, self.to(place, lower.type), "nsw"), self.to(across, lower.type)
 
+    def beside(self) -> tuple[Value, Value]:
+        """The member's place in its block, and how many there are."""
+        members = self.register("block_dim", self.side, self.tally)
+        return self.register("thread_id", self.side, self.tally), members
+
     def turns(self, lower: Value) -> tuple[Value, Value]:
-        members, place = (self.register(n, self.side, index) for n in ("block_dim", "thread_id"))
+        members, place = (
+            self.register(n, self.side, self.tally) for n in ("block_dim", "thread_id")
+        )
         part, parts = self.portion
         place = self.add(self.mul(part, members), place)
         begin = self.add(lower, self.to(place, lower.type), "nsw")
@@ -223,14 +230,16 @@ class _Stage(Members):
         def store() -> None:
             for k, value in enumerate(sums):
                 place = self.word_of(op, k, self.part)
-                self.store(to_word(self, value, i64), self.partials, [place])
+                self.store(to_word(self, value, self.left_word), self.partials, [place])
 
         self.branch(super().alone(), store)
 
     def combined(self, op: Op) -> list[Value]:
         """What all parts of a loop carried."""
         kinds, types = op.attrs["team"], [v.scalar for v in op.results]
-        members, first = (self.register(n, self.side, index) for n in ("block_dim", "thread_id"))
+        members, first = (
+            self.register(n, self.side, self.tally) for n in ("block_dim", "thread_id")
+        )
 
         def one(part: Value, sums: list[Value]) -> list[Value]:
             words = [self.word_of(op, k, part) for k in range(len(types))]
@@ -248,7 +257,7 @@ class _Stage(Members):
 
     def word_of(self, op: Op, k: int, part: Value) -> Value:
         """Where a part of an iteration leaves value ``k`` of a loop."""
-        value = self.constant(self.stages.words[op] + k, index)
+        value = self.constant(self.stages.words[op] + k, self.tally)
         row = self.add(self.mul(value, self.parts), part)
         return self.add(self.mul(row, self.total), self.iteration)
 

@@ -6,6 +6,7 @@ see: places are small numbers that are not negative, so sums and products of the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -19,6 +20,11 @@ from weft.schedule.combiners import is_joint, merged, neutral
 
 Bounds = tuple[Value, Value, Value]  # lower, upper, step
 _CHECKS = ("weft.assert", "weft.bounds")
+
+# The attribute of a function whose threads have no lanes, and hand each other values in the memory
+# of a block (a workgroup): the threads of one along x, y and z. Places have 32 bits there, and so
+# have the words that blocks leave, but for values of 64.
+WORKGROUP = "workgroup"
 
 
 class Places(Rewriter):
@@ -34,6 +40,8 @@ class Places(Rewriter):
             for v in op.results
         )  # fmt: skip
         self.word = i64 if any(v.scalar.bits == 64 for v in handed) else i32
+        self.workgroup: tuple[int, int, int] | None = function.attrs.get(WORKGROUP)
+        self.left_word, self.tally = (i64, index) if self.workgroup is None else (self.word, i32)
 
     def visited(self, op: Op) -> Sequence[Value] | None:
         """See ``Rewriter.visit``."""
@@ -71,7 +79,7 @@ class Places(Rewriter):
         """An integer in another width: an ``index``, or an i32."""
         if value.type is type:
             return value
-        if unsigned and type is index:
+        if unsigned and type is index and self.workgroup is None:
             value = self.op("arith.extui", value, type=i64)
         return self.op("arith.index_cast", value, type=type)
 
@@ -107,8 +115,20 @@ class Places(Rewriter):
     # -- places
 
     def register(self, name: str, dimension: str, type: Type = i32) -> Value:
-        value = self.op(f"gpu.{name}", type=i32, dimension=dimension)
+        value = self.fixed(name, dimension)
+        if value is None:
+            value = self.op(f"gpu.{name}", type=i32, dimension=dimension)
         return self.to(value, type, unsigned=True)
+
+    def fixed(self, name: str, dimension: str) -> Value | None:
+        """A register that the size of a workgroup decides."""
+        if self.workgroup is None or name not in ("thread_id", "block_dim"):
+            return None
+        sides = dict(zip("xyz", self.workgroup, strict=True))
+        size = sides.get(dimension, math.prod(self.workgroup))
+        if name == "block_dim":
+            return self.constant(size, i32)
+        return self.constant(0, i32) if size == 1 else None
 
     def thread(self, type: Type = i32) -> tuple[Value, Value]:
         """The number of the thread in its block, and how many there are."""
@@ -146,7 +166,7 @@ class Places(Rewriter):
         self.loop(thread, count, threads, [], lambda k, _: (body(k), [])[1], unroll=1)
 
     def barrier(self, width: int = 0) -> None:
-        self.do("gpu.barrier", width=width)
+        self.do("gpu.barrier", width=width if self.workgroup is None else 0)
 
 
 class Threads(Places):
@@ -164,6 +184,8 @@ class Threads(Places):
     ) -> list[Value]:
         """What ``width`` neighbouring lanes hold, combined, each with those that are a multiple of
         ``least`` away: the same bits in each."""
+        if self.workgroup is not None:
+            return self.by_halves(kinds, values, least)
         offset = width // 2
         while offset >= least:
             place = self.constant(offset, i32)
@@ -194,6 +216,8 @@ class Threads(Places):
         where that is known; they then meet once, and the words in shared memory from ``place`` on
         are not for what is combined next."""
         least = max(columns, 1)  # how far those that are combined are from each other in a warp
+        if self.workgroup is not None:
+            return self.by_halves(kinds, values, least)
         types, most = [v.scalar for v in values], max(warps, WARP) * least
         words = self.shared(self.word, place + most * len(values))
         values = self.in_warp(kinds, values, WARP, least)
@@ -257,6 +281,52 @@ class Threads(Places):
         ]
         self.barrier()
         return self.in_warp(kinds, parts, WARP)
+
+    def by_halves(self, kinds: Sequence[str], values: list[Value], least: int) -> list[Value]:
+        """``in_block`` in shared memory alone: half of the threads take what the other half has,
+        until one of every ``least`` neighbours is left. The same bits for any device."""
+        assert self.workgroup is not None
+        threads = math.prod(self.workgroup)
+        types = [v.scalar for v in values]
+        words = self.shared(self.word, threads * len(values))
+        thread, _ = self.thread()
+
+        def at(k: int, number: Value) -> list[Value]:
+            return [self.add(number, self.constant(threads * k, i32)) if k else number]
+
+        def put(parts: Sequence[Value]) -> None:
+            for k, part in enumerate(parts):
+                self.store(to_word(self, part, self.word), words, at(k, thread))
+
+        def of(number: Value) -> list[Value]:
+            loaded = [self.load(words, at(k, number)) for k in range(len(values))]
+            return [from_word(self, v, t) for v, t in zip(loaded, types, strict=True)]
+
+        put(values)
+        groups = threads // least
+        while groups > 1:
+            self.barrier()
+            half = -(-groups // 2)
+            own = values
+
+            def take(away: int = half * least, own: list[Value] = own) -> list[Value]:
+                other = self.add(thread, self.constant(away, i32))
+                made = self.pairs(kinds, own, of(other))
+                put(made)
+                return made
+
+            with_other = self.constant((groups - half) * least, i32)
+            below = self.compare("ult", thread, with_other)
+            values = self.either(below, take, lambda own=own: own, types)
+            groups = half
+        self.barrier()
+        if least > 1:
+            first = self.op("arith.remui", thread, self.constant(least, i32))
+        else:
+            first = self.constant(0, i32)
+        totals = of(first)
+        self.barrier()
+        return totals
 
     def shared(self, element: ScalarType, count: int) -> Value:
         """Memory of so many elements, or more, that the block's threads share: the same for all who

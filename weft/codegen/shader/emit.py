@@ -3,92 +3,148 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 from weft import timing
 from weft.codegen.cuda import program_of
-from weft.codegen.shader.dialects import Dialect, UnsupportedInShaderError, type_of
+from weft.codegen.shader.dialects import MSL, WGSL, Dialect, UnsupportedInShaderError, type_of
 from weft.codegen.shader.expand import expand
 from weft.codegen.shader.functions import functions
 from weft.codegen.shader.memory import Buffer, View
-from weft.codegen.shader.printer import Printer, atomically_updated
+from weft.codegen.shader.printer import Printer, atomically_updated, whole
 from weft.codegen.shader.rules import Expressions
-from weft.codegen.shading import ENTRY, FIRST, FLOAT64, INT64, Form, ShaderCode, Stage
+from weft.codegen.shading import (
+    ENTRY,
+    FIRST,
+    FLOAT64,
+    INT64,
+    Form,
+    ShaderCode,
+    ShaderFacts,
+    Stage,
+)
 from weft.codegen.tables import described
 from weft.codegen.threads import argument_slots
-from weft.ir.builder import annotated
-from weft.ir.core import Function, Op, Value, walk
+from weft.errors import ScheduleError
+from weft.ir.core import Function, Value, walk
 from weft.ir.types import MemRefType, ScalarType, f32, f64, i64, index
-from weft.ir.views import Parallel
+from weft.ir.uniform import GROUP, divergent_wait
 from weft.ir.writes import loaded, written
-from weft.schedule.apply_cuda import outermost
-from weft.schedule.default_cuda import picks
-from weft.schedule.index_width import Program, candidates, narrow
-from weft.schedule.marks import numbered
-from weft.schedule.nest import Nest, arrays_of, axes_of
-from weft.schedule.workgroup import THREADS, on_workgroups
+from weft.schedule import analyse as analysis
+from weft.schedule import language
+from weft.schedule.apply_cuda import apply_cuda
+from weft.schedule.choose import candidate
+from weft.schedule.grid import threads_of
+from weft.schedule.guards import Clusters
+from weft.schedule.language import (
+    Block,
+    BlockDim,
+    Cooperate,
+    FastDivision,
+    IndexWidth,
+    Prefetch,
+    Privatize,
+    RegisterWindow,
+    Scan,
+    Schedule,
+    StreamingStores,
+    UnrollJam,
+    only,
+    show,
+)
+from weft.schedule.spmd import WORKGROUP
 
 
-def compile_shader(function: Function, dialect: Dialect, *, watch: bool = False) -> ShaderCode:
+class NotInShaderError(ScheduleError):
+    """A schedule lets threads of a workgroup wait where not all of them come."""
+
+
+def compile_shader(function: Function, dialect: str, *, watch: bool = False) -> ShaderCode:
     """``function``, the result of the passes, as shaders. ``watch``: for a driver that ends long
     loops too early, which is then an error. Raises ``UnsupportedInShaderError``."""
+    facts = analyse(function, dialect)
+    found = [candidate(text).schedule for text in facts.candidates]
+    usual = next(s for s in found if not any(isinstance(step, _SPECIAL) for step in s))
+    wanted = [usual] if only(found[-1], IndexWidth) or usual == found[-1] else [usual, found[-1]]
+    forms = [form(function, s, _threads(s), 0, dialect, watch=watch) for s in wanted]
+    return ShaderCode(dialect, facts, tuple(forms))
+
+
+# What is for calls of some sizes only, or for groups of threads.
+_SPECIAL = (Cooperate, Prefetch, Privatize, UnrollJam)
+# What no shader has: numbers of 64 bits of a product, stores past caches, and lanes.
+_MISSING = (FastDivision, StreamingStores, Scan)
+# Steps by which threads wait for each other: a check that fails ends one of them.
+_WAITING = (Cooperate, Privatize, language.Stage, RegisterWindow)
+
+
+def analyse(function: Function, dialect: str) -> ShaderFacts:
+    """What launching is to know of ``function``, the result of the passes."""
     with timing.stage("schedule"):
-        function = expand(annotated(function, numbered(function)))
-        parallel = outermost(function)
-        program = program_of(function)
-        chosen, needed = candidates(program)
-        order = picks(function, parallel).order if parallel is not None else ()
-        nest = _nest(function, parallel, program, needed)
-    threads = (1, 1, 1)  # one thread runs what no loop shares
-    if parallel is not None:
-        line = len(order) < 2 or parallel.attrs["kinds"]
-        threads = (THREADS, 1, 1) if line else (32, THREADS // 32, 1)
-    with timing.stage("emit"):
-        forms = [_form(narrow(function, chosen), order, threads, dialect, wide=False, watch=watch)]
-        if chosen:
-            forms.append(_form(function, order, threads, dialect, wide=True, watch=watch))
+        found = analysis.analyse(function, program_of(function))
+    checks = described(function)
+    missing = (*_MISSING, *_WAITING) if checks else _MISSING
+    kept: list[str] = []
+    for each in found.candidates:
+        narrow = only(each.schedule, IndexWidth) is not None
+        if any(isinstance(step, missing) for step in each.schedule) or Clusters() in each.guards:
+            continue
+        if narrow or not any(isinstance(step, _WAITING) for step in each.schedule):
+            kept.append(str(each))
     places = {arg: k for k, arg in enumerate(function.args)}
     changed = {places[v] for v in written(function) if v in places}
     read = {places[v] for v in loaded(list(walk(function.body))) if v in places}
-    return ShaderCode(
-        dialect.name, argument_slots(function), described(function), nest, tuple(forms), threads,
-        tuple(order), tuple(sorted(read | changed)), tuple(sorted(changed)),
+    return ShaderFacts(
+        dialect, argument_slots(function), checks, found.nest, tuple(kept),
+        tuple(sorted(read | changed)), tuple(sorted(changed)),
         any(op.name == "weft.print" for op in walk(function.body)),
     )  # fmt: skip
 
 
-def _nest(function: Function, parallel: Op | None, program: Program, needed: list[int]) -> Nest:
-    bounds: list[tuple[int, int, int]] = []
-    if parallel is not None:
-        bounds = [
-            (program.of(a), program.of(b), program.of(c)) for a, b, c in Parallel(parallel).axes
-        ]
-    return Nest(
-        arrays_of(function), axes_of(parallel) if parallel is not None else (),
-        tuple(program.steps), tuple(bounds), (), tuple(needed), (),
-        parallel.attrs["kinds"] if parallel is not None else (),
-    )  # fmt: skip
+def _threads(schedule: Schedule) -> tuple[int, int, int]:
+    """Of a block of a large call."""
+    block, asked = only(schedule, Block), only(schedule, BlockDim)
+    if asked is not None or only(schedule, language.Stage) is not None or block is None:
+        sides = asked.sides if asked is not None else (threads_of(schedule),)
+        x, y, z = (*sides, 1, 1)[:3]
+        return x, y, z
+    return block.x, block.y, 1
 
 
-def _form(
-    function: Function, order: Sequence[int], threads: tuple[int, int, int], dialect: Dialect, *,
-    wide: bool, watch: bool,
+def form(
+    function: Function, schedule: Schedule, threads: tuple[int, int, int], private: int,
+    dialect: str, *, watch: bool,
 ) -> Form:  # fmt: skip
-    bound = on_workgroups(function, outermost(function), order)
+    """``function`` by ``schedule``, in blocks of ``threads``. ``private``: elements of the array
+    that each block has a copy of. Raises ``UnsupportedInShaderError``, and ``NotInShaderError``
+    where only lanes could wait for each other as the schedule does."""
+    wide = only(schedule, IndexWidth) is None
+    with timing.stage("schedule"):
+        function = copy(function)
+        function.attrs = {**function.attrs, WORKGROUP: threads}
+        bound = apply_cuda(function, schedule, program_of).bound
+        stages = [expand(stage) for stage in bound.stages]
+        for stage in stages:
+            if GROUP in stage.attrs and (waits := divergent_wait(stage)) is not None:
+                raise NotInShaderError(f"`{show(schedule)}`: threads wait for some", waits.span)
     word = 0
-    if len(bound.stages) > 1:
-        word = bound.function.args[-2].memref.element.bytes
-    made = [_stage(stage, function, threads, dialect, wide, watch) for stage in bound.stages]
-    return Form(wide, tuple(made), word)
+    if len(stages) > 1:
+        word = stages[0].args[-2].memref.element.bytes
+    with timing.stage("emit"):
+        spoken = {"wgsl": WGSL, "msl": MSL}[dialect]
+        made = [_stage(s, function, threads, private, spoken, wide, watch) for s in stages]
+    shared = max(n for _, n in made)
+    return Form(show(schedule), wide, threads, shared, tuple(s for s, _ in made), word)
 
 
 def _stage(
-    stage: Function, function: Function, threads: tuple[int, int, int], dialect: Dialect,
-    wide: bool, watch: bool,
-) -> Stage:  # fmt: skip
+    stage: Function, function: Function, threads: tuple[int, int, int], private: int,
+    dialect: Dialect, wide: bool, watch: bool,
+) -> tuple[Stage, int]:  # fmt: skip
     """``function``: the one of whose arguments those of ``stage`` are the first. ``wide``: sizes
-    and subscripts have 64 bits."""
+    and subscripts have 64 bits. Gives the bytes of a block's memory, too."""
     e = Expressions(dialect)
-    changed, atomic = written(stage), atomically_updated(stage)
+    changed, atomic = set(map(whole, written(stage))), atomically_updated(stage)
     slots = argument_slots(function)
     at = {(s.kind, s.arg, s.axis): FIRST + 2 * k for k, s in enumerate(slots)}
     names: dict[Value, str] = {}
@@ -119,7 +175,7 @@ def _stage(
             if kind == "float":
                 low[arg] = f"bitcast<f32>({dialect.param(single)})"
             names[arg] = low[arg] if arg.scalar is f32 else _argument(arg.scalar, word, dialect)
-    made = Printer(stage, dialect, e, threads, views, names, low, watch).run()
+    made = Printer(stage, dialect, e, threads, private, views, names, low, atomic, watch).run()
     elements = [v.buffer.element for v in views.values() if v.buffer.name in made.used]
     doubles = f64 in elements or any(name.startswith("bitcast<f64>") for name in names.values())
     features = []
@@ -138,8 +194,8 @@ def _stage(
         )
     needed = functions(e.needs, dialect)
     text = dialect.module(ENTRY, bound, made.shared, needed, made.body, threads)
-    return Stage(text, tuple(n for n, _, _ in bound), tuple(n for n, _, w in bound if w),
-                 tuple(features))  # fmt: skip
+    names_of = tuple(n for n, _, _ in bound), tuple(n for n, _, w in bound if w)
+    return Stage(text, *names_of, tuple(features)), made.bytes
 
 
 def _argument(t: ScalarType, word: int, dialect: Dialect) -> str:

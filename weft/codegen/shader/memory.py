@@ -132,7 +132,7 @@ class Accesses:
         place, shift = self.place(buffer, at)
         if not buffer.bound and buffer.element is i1:
             value = f"select(0, 1, {value})"
-        new = value if not buffer.bound else self.encoded(buffer, value)
+        new = self.encoded(buffer, value) if buffer.bound or buffer.words else value
         if buffer.parts > 1:
             mask = (1 << 8 * buffer.element.bytes) - 1
             both = (("and", f"~({mask}u << {shift})"), ("or", f"{new} << {shift}"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack
 
 from weft.codegen.shader.dialects import Dialect, UnsupportedInShaderError, register, type_of
@@ -19,16 +19,17 @@ from weft.passes.constants import canonical
 
 
 class Printer(Writer):
-    """``views``, ``names``: of the function's arguments; ``low``: those of 64 bits as an i32 or
-    f32."""
+    """``private``: elements of a shared array whose size a call decides. ``views``, ``names``: of
+    the function's arguments; ``low``: those of 64 bits as an i32 or f32. ``atomic``: arrays that
+    are updated atomically."""
 
     def __init__(
         self, function: Function, dialect: Dialect, e: Expressions, threads: tuple[int, int, int],
-        views: Mapping[Value, View], names: Mapping[Value, str], low: Mapping[Value, str],
-        watch: bool,
+        private: int, views: Mapping[Value, View], names: Mapping[Value, str],
+        low: Mapping[Value, str], atomic: Set[Value], watch: bool,
     ) -> None:  # fmt: skip
         super().__init__(dialect, e, names, watch)
-        self.function, self.threads = function, threads
+        self.function, self.threads, self.private, self.atomic = function, threads, private, atomic
         self.views, self.low = dict(views), low
         self.same: dict[Value, str] = {}  # integers of 64 bits as the i32 that they are made of
         self.accesses = Accesses(self)
@@ -120,6 +121,9 @@ class Printer(Writer):
 
     def alloca(self, op: Op) -> None:
         type = op.result.memref
+        if type.shape is None and type.space == "shared":
+            self.private_array(op)
+            return
         if type.shape is None:
             raise UnsupportedInShaderError(
                 "a local array whose size is known at run time", op.span,
@@ -129,14 +133,26 @@ class Printer(Writer):
         for extent in reversed(type.shape):
             strides.insert(0, str(count))
             count *= extent
+        sizes = tuple(f"i32({n})" for n in type.shape)
+        self.array(op, max(count, 1), sizes, tuple(strides))
+
+    def private_array(self, op: Op) -> None:
+        """The block's copy of an array, contiguous; there is room for the next power of two."""
+        sizes = tuple(map(self.of, op.operands))
+        strides = (" * ".join(f"({s})" for s in sizes[k + 1 :]) or "1" for k in range(len(sizes)))
+        self.array(op, self.private, sizes, tuple(strides))
+
+    def array(self, op: Op, count: int, sizes: tuple[str, ...], strides: tuple[str, ...]) -> None:
+        type = op.result.memref
         name, shared = self.fresh(op.result), type.space == "shared"
-        buffer = Buffer(name, type.element, False, True, False)
-        text = self.d.array(name, buffer.type, max(count, 1), shared=shared)
+        buffer = Buffer(name, type.element, False, True, op.result in self.atomic)
+        text = self.d.array(name, buffer.type, count, shared=shared)
         if shared:
             self.made.shared.append(text)
+            self.made.bytes += count * max(type.element.bytes, 4)
         else:
             self.line(text)
-        self.views[op.result] = View(buffer, tuple(f"i32({n})" for n in type.shape), tuple(strides))
+        self.views[op.result] = View(buffer, sizes, strides)
 
     def flatten(self, op: Op) -> None:
         view = self.view(op.operand)
@@ -268,5 +284,12 @@ def atomically_updated(function: Function) -> set[Value]:
     found = set()
     for op in walk(function.body):
         if op.name in ("memref.atomic_rmw", "memref.atomic_cas") and op.attrs.get("atomic", True):
-            found.add(memory(op)[0])
+            found.add(whole(memory(op)[0]))
     return found
+
+
+def whole(memref: Value) -> Value:
+    """What ``memref`` is a flat view of, if it is one."""
+    while memref.op is not None and memref.op.name == "memref.flatten":
+        memref = memref.op.operand
+    return memref

@@ -17,13 +17,14 @@ from weft.values import mutable
 
 @mutable
 class Written:
-    """What a function became. ``shared``: declarations of what blocks have."""
+    """What a function became. ``shared``: declarations of what blocks have, so many ``bytes``."""
 
     body: list[str]
     shared: list[str]
     used: set[str]  # names of buffers
     needs_64: Op | None = None  # the first with an integer of 64 bits
     needs_double: Op | None = None
+    bytes: int = 0
 
 
 class Writer:

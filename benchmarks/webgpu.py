@@ -1,6 +1,6 @@
 """Loops on WebGPU beside the same loops on CPUs and, where there is one, on a CUDA device.
 
-    python -m benchmarks.webgpu [--small]
+    python -m benchmarks.webgpu [--small] [--schedules]
 
 One process, one table: milliseconds of a call; that of WebGPU with tensors of the CPU (copies in
 and out) and with tensors that live on the device (calls are queued, and waited for together); the
@@ -9,8 +9,10 @@ difference from the CPU's result, over the largest value.
 """
 
 import argparse
+import logging
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -166,7 +168,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Loops on WebGPU beside CPUs and CUDA.")
     parser.add_argument("--small", action="store_true", help="sizes for drivers without a GPU")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds of a figure")
+    parser.add_argument("--schedules", action="store_true", help="tell what loops run by")
     given = parser.parse_args()
+    if given.schedules:
+        logging.basicConfig(stream=sys.stdout, format="%(message)s")
+        logging.getLogger("weft.schedule").setLevel(logging.DEBUG)
     os.environ.setdefault("WEFT_CACHE", "0")  # first calls compile
     begin = time.perf_counter()
     touch.on("webgpu")(torch.zeros(3))

@@ -98,6 +98,7 @@ class Device:
     def buffer(self, size: int) -> Any:
         """A buffer of at least ``size`` bytes. Raises ``WebGpuError``."""
         most = min(self.limits["max-storage-buffer-binding-size"], self.limits["max-buffer-size"])
+        most -= most % 16  # whole vectors: shaders that access them do not get at others
         if size > most:
             raise WebGpuError(
                 f"a tensor of {size:,} bytes does not fit into a buffer of {self.name}: at most "

@@ -65,6 +65,7 @@ class Dialect(abc.ABC):
 
     name: str
     head: str = ""  # of each module
+    vectors = False  # whether neighbours are accessed together where the text says so alone
 
     def param(self, word: int) -> str:
         """A word of "params"."""
@@ -115,7 +116,7 @@ class Dialect(abc.ABC):
 
 
 class Wgsl(Dialect):
-    name = "wgsl"
+    name, vectors = "wgsl", True
 
     def param(self, word: int) -> str:
         """Uniform, as GPUs have registers for; arrays of those are of vectors of four."""

@@ -13,6 +13,7 @@ from weft.codegen.shader.functions import functions
 from weft.codegen.shader.memory import Buffer, View
 from weft.codegen.shader.printer import Printer, atomically_updated, whole
 from weft.codegen.shader.rules import Expressions
+from weft.codegen.shader.runs import runs
 from weft.codegen.shading import (
     ENTRY,
     FIRST,
@@ -29,6 +30,7 @@ from weft.errors import ScheduleError
 from weft.ir.core import Function, Value, walk
 from weft.ir.types import MemRefType, ScalarType, f32, f64, i64, index
 from weft.ir.uniform import GROUP, divergent_wait
+from weft.ir.views import memory
 from weft.ir.writes import loaded, written
 from weft.schedule import analyse as analysis
 from weft.schedule import language
@@ -145,6 +147,9 @@ def _stage(
     and subscripts have 64 bits. Gives the bytes of a block's memory, too."""
     e = Expressions(dialect)
     changed, atomic = set(map(whole, written(stage))), atomically_updated(stage)
+    joined = runs(stage) if dialect.vectors else {}
+    joined = {op: run for op, run in joined.items() if whole(memory(op)[0]) not in atomic}
+    vectors = {whole(memory(op)[0]) for op in joined}
     slots = argument_slots(function)
     at = {(s.kind, s.arg, s.axis): FIRST + 2 * k for k, s in enumerate(slots)}
     names: dict[Value, str] = {}
@@ -158,7 +163,8 @@ def _stage(
         if isinstance(arg.type, MemRefType):
             extra = k >= len(function.args)
             name = "partials" if extra else f"a{k}"
-            buffer = Buffer(name, arg.memref.element, True, arg in changed, arg in atomic)
+            own = arg in changed, arg in atomic, arg in vectors
+            buffer = Buffer(name, arg.memref.element, True, *own)
             if extra:
                 views[arg] = View(buffer, (), ("1",))
                 continue
@@ -175,7 +181,9 @@ def _stage(
             if kind == "float":
                 low[arg] = f"bitcast<f32>({dialect.param(single)})"
             names[arg] = low[arg] if arg.scalar is f32 else _argument(arg.scalar, word, dialect)
-    made = Printer(stage, dialect, e, threads, private, views, names, low, atomic, watch).run()
+    made = Printer(
+        stage, dialect, e, threads, private, views, names, low, atomic, joined, watch
+    ).run()
     elements = [v.buffer.element for v in views.values() if v.buffer.name in made.used]
     doubles = f64 in elements or any(name.startswith("bitcast<f64>") for name in names.values())
     features = []

@@ -24,13 +24,15 @@ _ATOMIC = {"addi": "add", "minsi": "min", "maxsi": "max", "andi": "and", "ori": 
 @frozen
 class Buffer:
     """An array that a shader binds, or has: of ``element``s of the IR. ``bound``: others see it.
-    ``atomic``: some of its elements are updated atomically."""
+    ``atomic``: some of its elements are updated atomically. ``vectors``: it is one of vectors of
+    four of them."""
 
     name: str
     element: ScalarType
     bound: bool
     written: bool
     atomic: bool
+    vectors: bool = False
 
     @property
     def parts(self) -> int:
@@ -52,6 +54,8 @@ class Buffer:
         plain = "u32" if self.words else type_of(self.element)
         if not self.bound and self.element is i1:
             plain = "i32"
+        if self.vectors:
+            return f"vec4<{plain}>"
         return f"atomic<{plain}>" if self.by_atomics else plain
 
 
@@ -79,6 +83,10 @@ class Accesses:
 
     def place(self, buffer: Buffer, at: str) -> tuple[str, str]:
         """The word that an element is in, and by how many bits it is shifted there."""
+        if buffer.vectors:
+            number = self.name("at")
+            self.line(self.e.dialect.let(number, "u32", f"u32({at})"))
+            return f"{buffer.name}[{number} >> 2u][{number} & 3u]", "0u"
         if buffer.parts == 1:
             return f"{buffer.name}[{at}]", "0u"
         number = self.name("at")
@@ -120,6 +128,17 @@ class Accesses:
         return f"(({old} & ~({mask}u << {shift})) | ({new} << {shift}))"
 
     # -- accesses
+
+    def load_four(self, buffer: Buffer, at: str) -> list[str]:
+        """Four elements from ``at`` on, a multiple of four."""
+        whole = self.name("four")
+        t = type_of(buffer.element)
+        self.line(self.e.dialect.let(whole, f"vec4<{t}>", f"{buffer.name}[u32({at}) >> 2u]"))
+        return [f"{whole}.{side}" for side in "xyzw"]
+
+    def store_four(self, buffer: Buffer, at: str, values: Sequence[str]) -> None:
+        made = f"{buffer.type}({', '.join(values)})"
+        self.line(f"{buffer.name}[u32({at}) >> 2u] = {made};")
 
     def load(self, buffer: Buffer, at: str) -> str:
         place, shift = self.place(buffer, at)

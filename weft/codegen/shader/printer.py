@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from weft.codegen.shader.dialects import Dialect, UnsupportedInShaderError, register, type_of
 from weft.codegen.shader.memory import Accesses, Buffer, View
 from weft.codegen.shader.rules import Expressions, narrowed, widened
+from weft.codegen.shader.runs import WIDTH
 from weft.codegen.shader.writer import Writer, Written
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.interp import evaluate
@@ -21,18 +22,22 @@ from weft.passes.constants import canonical
 class Printer(Writer):
     """``private``: elements of a shared array whose size a call decides. ``views``, ``names``: of
     the function's arguments; ``low``: those of 64 bits as an i32 or f32. ``atomic``: arrays that
-    are updated atomically."""
+    are updated atomically. ``joined``: see ``runs``."""
 
     def __init__(
         self, function: Function, dialect: Dialect, e: Expressions, threads: tuple[int, int, int],
         private: int, views: Mapping[Value, View], names: Mapping[Value, str],
-        low: Mapping[Value, str], atomic: Set[Value], watch: bool,
+        low: Mapping[Value, str], atomic: Set[Value], joined: Mapping[Op, tuple[Op, ...]],
+        watch: bool,
     ) -> None:  # fmt: skip
         super().__init__(dialect, e, names, watch)
         self.function, self.threads, self.private, self.atomic = function, threads, private, atomic
         self.views, self.low = dict(views), low
         self.same: dict[Value, str] = {}  # integers of 64 bits as the i32 that they are made of
         self.accesses = Accesses(self)
+        self.runs = joined
+        self.vectors = {whole(memory(op)[0]) for op in joined}
+        self.done: set[Op] = set()  # of these runs, what is written
         # A check that fails ends the thread where nobody waits for it.
         self.may_leave = not any(op.name == "gpu.barrier" for op in walk(function.body))
 
@@ -89,12 +94,11 @@ class Printer(Writer):
         return found
 
     def access(self, op: Op) -> None:
-        memref, subscripts, values = memory(op)
-        view = self.view(memref)
-        self.noted(op, *subscripts)
-        at = self.offset(view, [self.of(v) for v in subscripts])
-        if "offset" in op.attrs:
-            at = f"{at} + {op.attrs['offset']}"
+        if (run := self.runs.get(op)) is not None:
+            self.four(op, run)
+            return
+        _, _, values = memory(op)
+        view, at = self.place_of(op)
         element = view.buffer.element
         if op.name == "memref.load":
             self.let(op, op.result, self.accesses.load(view.buffer, at))
@@ -111,6 +115,28 @@ class Printer(Writer):
             self.let(
                 op, op.result, self.accesses.atomic(op, view.buffer, at, list(map(self.of, values)))
             )
+
+    def place_of(self, op: Op) -> tuple[View, str]:
+        """The array that ``op`` accesses, and where."""
+        memref, subscripts, _ = memory(op)
+        view = self.view(memref)
+        self.noted(op, *subscripts)
+        at = self.offset(view, [self.of(v) for v in subscripts])
+        return view, f"{at} + {op.attrs['offset']}" if "offset" in op.attrs else at
+
+    def four(self, op: Op, run: tuple[Op, ...]) -> None:
+        """What ``op`` is one of four of: loads at the first of them, stores at the last."""
+        first = op not in self.done and not any(o in self.done for o in run)
+        self.done.add(op)
+        load = op.name == "memref.load"
+        if first if load else all(o in self.done for o in run):
+            view, at = self.place_of(run[0])
+            if load:
+                loaded = self.accesses.load_four(view.buffer, at)
+                self.names.update(zip((o.result for o in run), loaded, strict=True))
+            else:
+                values = [self.of(memory(o)[2][0]) for o in run]
+                self.accesses.store_four(view.buffer, at, values)
 
     def offset(self, view: View, subscripts: Sequence[str]) -> str:
         terms = [
@@ -145,11 +171,13 @@ class Printer(Writer):
     def array(self, op: Op, count: int, sizes: tuple[str, ...], strides: tuple[str, ...]) -> None:
         type = op.result.memref
         name, shared = self.fresh(op.result), type.space == "shared"
-        buffer = Buffer(name, type.element, False, True, op.result in self.atomic)
+        vectors = op.result in self.vectors
+        count = -(-count // WIDTH) if vectors else count
+        buffer = Buffer(name, type.element, False, True, op.result in self.atomic, vectors)
         text = self.d.array(name, buffer.type, count, shared=shared)
         if shared:
             self.made.shared.append(text)
-            self.made.bytes += count * max(type.element.bytes, 4)
+            self.made.bytes += count * max(type.element.bytes, 4) * (WIDTH if vectors else 1)
         else:
             self.line(text)
         self.views[op.result] = View(buffer, sizes, strides)

@@ -1,0 +1,133 @@
+"""Shaders by the schedules of GPUs: the candidates that sizes choose, against the CPU."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import pytest
+import torch
+
+import weft
+from examples.causal_conv import causal_conv
+from examples.softmax import softmax
+from tests.conftest import adapter
+from weft import webgpu
+
+pytestmark = [pytest.mark.webgpu]
+
+
+@pytest.fixture(autouse=True)
+def found() -> None:
+    adapter()
+
+
+@weft.kernel
+def histogram(x: torch.Tensor, counts: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        weft.atomic_add(counts[x[i]], 1)
+
+
+@weft.kernel
+def weighted(x: torch.Tensor, w: torch.Tensor, sums: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        weft.atomic_add(sums[x[i] // 3, x[i] % 3], w[i])
+
+
+@weft.kernel
+def columns(x: torch.Tensor, out: torch.Tensor) -> None:
+    for j in range(x.shape[1]):
+        s = 0.0
+        for i in range(x.shape[0]):
+            s += x[i, j]
+        out[j] = s
+
+
+@weft.kernel
+def smooth(x: torch.Tensor, out: torch.Tensor) -> None:
+    for i, j in weft.ndrange((1, x.shape[0] - 1), (1, x.shape[1] - 1)):
+        out[i, j] = x[i, j] + x[i - 1, j] + x[i + 1, j] + x[i, j - 1] + x[i, j + 1]
+
+
+def schedules(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What loops ran by since the last call."""
+    pattern = r"by `(.*)`, grid \((\d+), .*"
+    found = [m.group(1) for r in caplog.records if (m := re.search(pattern, r.getMessage()))]
+    caplog.clear()
+    return found
+
+
+@pytest.fixture(autouse=True)
+def told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="weft.schedule")
+
+
+@pytest.mark.parametrize("n", [17, 128, 129, 1024, 5000])
+def test_rows_are_shared_by_the_threads_of_a_workgroup(
+    n: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    x = torch.randn(9, n)
+    result = softmax.on("webgpu")(x)
+    (by,) = schedules(caplog)
+    assert n < 128 or "cooperate" in by
+    torch.testing.assert_close(result, torch.softmax(x, 1), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("size", [1, 3, 64, 100])
+def test_blocks_have_histograms_of_their_own(size: int, caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randint(0, size, (40_003,), dtype=torch.int32)
+    counts = torch.arange(size, dtype=torch.int32)
+    histogram.on("webgpu")(x, counts)
+    assert "privatize(counts)" in schedules(caplog)[0]
+    assert torch.equal(counts, torch.arange(size) + torch.bincount(x, minlength=size))
+
+
+def test_private_copies_of_floats_have_ranks(caplog: pytest.LogCaptureFixture) -> None:
+    x, w = torch.randint(0, 12, (20_000,), dtype=torch.int32), torch.rand(20_000)
+    sums = torch.full((4, 3), 2.0)
+    weighted.on("webgpu")(x, w, sums)
+    assert "privatize(sums)" in schedules(caplog)[0]
+    expected = torch.full((12,), 2.0).index_add(0, x, w).view(4, 3)
+    torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("rows", "count"), [(70_000, 1), (9_000, 7), (40_001, 40)])
+def test_sums_are_split_among_blocks(
+    rows: int, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, out = torch.randn(rows, count), torch.empty(count)
+    columns.on("webgpu")(x, out)
+    (by,) = schedules(caplog)
+    assert "split_reduction" in by or "cooperate" in by
+    torch.testing.assert_close(out.double(), x.double().sum(0), rtol=1e-4, atol=1e-2)
+    again = torch.empty(count)
+    columns.on("webgpu")(x, again)
+    assert torch.equal(out, again)
+
+
+@pytest.mark.parametrize(("rows", "count"), [(5, 8), (33, 64), (20, 127), (9, 128)])
+def test_neighbours_are_one_vector(rows: int, count: int) -> None:
+    x, out, expected = torch.randn(rows, count), *torch.full((2, rows, count), 7.0)
+    smooth.on("webgpu")(x, out)
+    smooth(x, expected)
+    torch.testing.assert_close(out, expected)
+
+
+def test_vectors_are_written_where_addresses_are_multiples() -> None:
+    text = str(weft.compile_for("wgsl", smooth, *[torch.empty(64, 64, device="meta")] * 2))
+    assert "vec4<f32>(" in text
+    assert "a1: array<vec4<f32>>" in text
+    assert "vec4<f32>" not in str(
+        weft.compile_for("msl", smooth, *[torch.empty(64, 64, device="meta")] * 2)
+    )
+
+
+@pytest.mark.slow
+def test_tiles_stage_rows_in_the_memory_of_a_workgroup(caplog: pytest.LogCaptureFixture) -> None:
+    w, k = torch.randn(520, 512), torch.randn(8, 520, 512)
+    result = causal_conv.on("webgpu")(webgpu.buffer(w), webgpu.buffer(k), 0.1)
+    (by,) = schedules(caplog)
+    assert "register_window" in by
+    assert "staged=" in by
+    expected = causal_conv(w, k, 0.1)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-3)

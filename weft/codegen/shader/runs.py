@@ -1,0 +1,123 @@
+"""Loads and stores of four neighbouring words, which a shading language says as one.
+
+A driver must not join them itself: sums of integers wrap in a shader, so it does not know that
+``a[i]`` and ``a[i + 1]`` lie side by side. Schedules mark the first of such neighbours with the
+bytes that its address is a multiple of ("align").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+
+from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.ops import OPS
+from weft.ir.types import f32, i32
+from weft.ir.views import constant_of, memory
+
+WIDTH = 4
+_SPAN = 256  # operations, between the first and the last of a run
+
+Form = tuple[frozenset[tuple[int, int]], int]  # factors and how often each is there; a constant
+
+
+def runs(function: Function) -> dict[Op, tuple[Op, ...]]:
+    """Of each load or store of a run, the operations of it, in the order of their addresses. All
+    loads may be done where the first is, all stores where the last is."""
+    found: dict[Op, tuple[Op, ...]] = {}
+    forms = _Forms()
+    for block in _blocks(function.body):
+        for place, op in enumerate(block.ops):
+            if op not in found and _begins(op):
+                made = _run(block.ops[place:], forms)
+                found.update(dict.fromkeys(made, made))
+    return found
+
+
+def _blocks(block: Block) -> Iterator[Block]:
+    yield block
+    for op in walk(block):
+        yield from op.regions
+
+
+def _begins(op: Op) -> bool:
+    if op.name not in ("memref.load", "memref.store") or op.attrs.get("align", 0) < 4 * WIDTH:
+        return False
+    memref, subscripts, _ = memory(op)
+    type = memref.memref
+    return type.element in (f32, i32) and type.row_major and bool(subscripts) and _lasts(memref)
+
+
+def _lasts(memref: Value) -> bool:
+    """Whether it is not a thread's own array."""
+    return memref.op is None or memref.memref.space == "shared"
+
+
+def _run(ops: Sequence[Op], forms: _Forms) -> tuple[Op, ...]:
+    """The run that the first of ``ops`` begins; () where it does not."""
+    first = ops[0]
+    memref, rows, at = forms.place(first)
+    found: dict[int, Op] = {}
+    for op in ops[:_SPAN]:
+        if op.regions:
+            break
+        if op.name in ("memref.load", "memref.store") and memory(op)[0] is memref:
+            _, other, (terms, away) = forms.place(op)
+            if op.name == first.name and other == rows and terms == at[0]:
+                away -= at[1]
+                if 0 <= away < WIDTH and away not in found:
+                    found[away] = op
+                    if len(found) == WIDTH:
+                        return tuple(found[k] for k in range(WIDTH))
+                    continue
+            if "memref.store" in (op.name, first.name):
+                break
+        elif op.name not in ("memref.load", "memref.store", "memref.dim") and not OPS[op.name].pure:
+            break
+    return ()
+
+
+class _Forms:
+    """Integers as sums of products: two that are equal have the same form."""
+
+    def __init__(self) -> None:
+        self.known: dict[Value, Form] = {}
+        self.factors: dict[Hashable, int] = {}  # numbers of what is no sum
+
+    def place(self, op: Op) -> tuple[Value, tuple[Form, ...], Form]:
+        """What a load or store accesses: the memref, its row, and the place in that."""
+        memref, subscripts, _ = memory(op)
+        *outer, last = map(self.of, subscripts)
+        terms, constant = last
+        return memref, tuple(outer), (terms, constant + op.attrs.get("offset", 0))
+
+    def of(self, value: Value) -> Form:
+        found = self.known.get(value)
+        if found is None:
+            found = self.known[value] = self._made(value)
+        return found
+
+    def _made(self, value: Value) -> Form:
+        number, op = constant_of(value), value.op
+        if number is not None:
+            return frozenset(), int(number)
+        if op is None or not OPS[op.name].pure or op.regions or not op.operands:
+            return self.factor(value)
+        if op.name in ("arith.addi", "arith.subi"):
+            return _sum(self.of(op.left), self.of(op.right), -1 if op.name == "arith.subi" else 1)
+        parts = tuple(map(self.of, op.operands))
+        if op.name == "arith.muli":
+            for (terms, factor), other in (parts, parts[::-1]):
+                if not terms:
+                    return _sum((frozenset(), 0), other, factor)
+        attrs = tuple((k, str(v)) for k, v in sorted(op.attrs.items()) if k != "overflow")
+        return self.factor((op.name, op.result.type, attrs, parts))
+
+    def factor(self, what: Hashable) -> Form:
+        return frozenset({(self.factors.setdefault(what, len(self.factors)), 1)}), 0
+
+
+def _sum(a: Form, b: Form, factor: int) -> Form:
+    terms = dict(a[0])
+    for term, count in b[0]:
+        terms[term] = terms.get(term, 0) + factor * count
+    return frozenset((t, n) for t, n in terms.items() if n), a[1] + factor * b[1]

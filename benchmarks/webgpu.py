@@ -54,11 +54,13 @@ class Subject:
     backward: bool = False
 
     def call(self, kernel: weft.Kernel, arguments: Sequence[object]) -> torch.Tensor:
-        found = kernel(*arguments)
         if not self.backward:
+            found = kernel(*arguments)
             return found if self.result is None else arguments[self.result]  # type: ignore[return-value]
+        *arguments, upstream = arguments
+        assert isinstance(upstream, torch.Tensor)
         wanted = [v for v in arguments if isinstance(v, torch.Tensor) and v.requires_grad]
-        return torch.autograd.grad(found.sum(), wanted)[-1]
+        return torch.autograd.grad(kernel(*arguments), wanted, upstream)[-1]
 
 
 def subjects(small: bool) -> list[Subject]:
@@ -75,7 +77,7 @@ def subjects(small: bool) -> list[Subject]:
         Subject("brick wall", wall, (r(144, 288), z(1080, 1728), 144, 36, 96), 1),
         Subject("stencil", stencil, (r(4 * n, 4 * n), z(4 * n, 4 * n)), 1),
         Subject("causal conv", causal_conv, (*conv, 0.1)),
-        Subject("its gradient", causal_conv, (*graded, 0.1), backward=True),
+        Subject("its gradient", causal_conv, (*graded, 0.1, r(conv[1].shape)), backward=True),
         Subject("softmax", softmax, (r(512, n),)),
         Subject("matmul", matmul, (r(n, n), r(n, n), z(n, n)), 2),
         Subject("histogram", histogram, (counted, z(64, dtype=torch.int32)), 1),

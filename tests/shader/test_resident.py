@@ -238,6 +238,28 @@ def test_gradients_of_what_lives_there() -> None:
     assert isinstance(y, Resident)
 
 
+@weft.kernel
+def squared(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * x[i]
+    return out
+
+
+def test_a_gradient_copies_nothing(copied) -> None:
+    """The gradient's loops asked for addresses, from which on what lived there was copied."""
+    x, w = buffer(torch.randn(20)).requires_grad_(), buffer(torch.randn(20))
+    kernel = squared.on("webgpu")
+    for turn in range(3):
+        (found,) = torch.autograd.grad(kernel(x), x, w)
+        moved = copied()
+        assert not turn or set(moved) <= {(0, 0)}
+    expected = 2 * plain(x).detach() * plain(w)
+    torch.testing.assert_close(plain(found), expected)
+    (again,) = torch.autograd.grad(squared.on("cpu")(x), x, w)
+    torch.testing.assert_close(plain(again), expected)
+
+
 def test_the_gradient_that_torch_accumulates_may_live_there() -> None:
     x = buffer(torch.ones(5)).requires_grad_()
     x.grad = buffer(torch.zeros(5))

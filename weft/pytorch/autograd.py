@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from weft.frames import user_frames
 from weft.frontend.specs import Spec
 from weft.ir.core import Op, Value
 from weft.ir.types import MemRefType, compute_type
+from weft.lang.field import Housed
 from weft.pytorch import overwriting, tape, workspaces
 from weft.pytorch.batches import (
     expanded,
@@ -89,6 +90,19 @@ class Call:
             if name not in env:
                 env[name] = value
         return env
+
+
+def _fresh(
+    ctx: Any, n: int, dtype: torch.dtype, known: Iterable[Any], *, plain: bool, fill: bool
+) -> torch.Tensor:
+    """Memory for the gradient of tensor ``n``: on a device without tensors of torch's where what is
+    ``known`` lives there. ``fill``: with zeros; ``plain``: nothing is derived from it."""
+    shape = ctx.shapes[n]
+    lives = next((v for v in known if isinstance(v, Housed)), None)
+    if isinstance(lives, torch.Tensor):
+        return (lives.new_zeros if fill else lives.new_empty)(shape, dtype=dtype)
+    make = torch.zeros if fill else unfilled if plain else torch.empty
+    return make(shape, dtype=dtype, device=ctx.device)
 
 
 class Launch(torch.autograd.Function):
@@ -178,9 +192,8 @@ class Launch(torch.autograd.Function):
                 again = g is env[name] and name not in spare and name in made.writes
                 env[name] = g.clone() if again else g
             elif k in call.wanted and k not in loop.written:
-                empty = unfilled if plain else torch.empty
-                make = empty if name in made.adjoint.defined else torch.zeros
-                env[name] = make(ctx.shapes[n], dtype=wide, device=ctx.device)
+                fill = name not in made.adjoint.defined
+                env[name] = _fresh(ctx, n, wide, env.values(), plain=plain, fill=fill)
         for step in made.steps:
             for x in made.adjoint.sorted:
                 if x.order in step.names and x.order not in env:

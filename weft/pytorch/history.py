@@ -23,6 +23,7 @@ from torch.autograd import forward_ad
 from weft.autodiff.names import adjoint_prefix, before_name
 from weft.frontend.specs import ConstSpec, Spec, TensorSpec, TupleSpec
 from weft.ir.types import MemRefType
+from weft.lang.field import Housed
 from weft.pytorch.autograd import Call, Launch, applied, loop_of
 from weft.pytorch.dynamo import untraced
 from weft.pytorch.loop import NEVER, Loop, Reversed
@@ -197,7 +198,7 @@ def _backward(
     it."""
     loop, adjoint = of.loop, made.adjoint
     prefix = adjoint_prefix(loop.function)
-    if not repeats(loop, of.made, made):
+    if not repeats(loop, of.made, made) or any(isinstance(v, Housed) for v in env.values()):
         return None
     scope: dict[str, Any] = {
         "slow": of.slow, "loop": loop, "launched": adjoint, "sizes": sizes.remembered(),

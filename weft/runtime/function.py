@@ -12,9 +12,10 @@ import torch
 from weft.codegen.interface import Slot
 from weft.frontend.lower import Lowered
 from weft.ir.core import Function
+from weft.lang.field import Housed
 from weft.options import Options
 from weft.runtime import build
-from weft.runtime.launch import MOST_PLANS, check_error
+from weft.runtime.launch import MOST_PLANS, check_error, on_host
 from weft.runtime.specialize import backend
 
 _Bound = tuple[build.Made, Callable[[bytes], object]]
@@ -42,6 +43,8 @@ class CompiledFunction:
 
     def bound(self, values: Sequence[Any]) -> tuple[build.Made, Callable[[bytes], object], bytes]:
         """What runs it on ``values``, and their argument block."""
+        if not self.options.on and any(isinstance(v, Housed) for v in values):
+            values = [*on_host(values)]
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
         device = _device_of(tensors)
         compiled = self._compiled(device.type)
@@ -80,7 +83,8 @@ def packed(slots: Sequence[Slot], values: Sequence[Any]) -> tuple[bytes, tuple[i
         value = 0 if slot.kind in ("record", "shadow", "shift") else values[slot.arg]
         match slot.kind:
             case "pointer":
-                words.append(value.data_ptr())  # type: ignore[union-attr]
+                # The base's: one that lives on a device is found there, and not handed out.
+                words.append(torch.Tensor.data_ptr(value))  # type: ignore[arg-type]
             case "size" | "stride":
                 steps = value.shape if slot.kind == "size" else value.stride()  # type: ignore[union-attr]
                 words.append(steps[slot.axis])

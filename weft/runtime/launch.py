@@ -215,7 +215,7 @@ class Launcher:
         if is_backed(self.region, args):
             return self._with_backing(args)
         if not self.options.on and any(isinstance(v, Housed) for v in args):
-            return self.current(*_on_host(args))
+            return self.current(*on_host(args))
         while True:
             try:
                 with self.lock:  # another thread may find that there are more arguments
@@ -399,10 +399,11 @@ class Launcher:
         return any(arg.read is not None for arg in self.region.args)
 
 
-def _on_host(args: tuple[Any, ...]) -> Iterable[Any]:
-    from weft.lang.resident import on_host  # where tensors live on a device
+def on_host(args: Iterable[Any]) -> Iterable[Any]:
+    """Arguments of a loop on the CPU, where some of them live on a device."""
+    from weft.lang import resident  # where tensors live on a device
 
-    return map(on_host, args)
+    return map(resident.on_host, args)
 
 
 def _apart(launcher: Launcher, args: tuple[Any, ...]) -> Any:

@@ -14,12 +14,12 @@ import weft
 from tests.cuda.emulator import gradients
 from weft.autodiff import segments
 from weft.autodiff.adjoint import RUN
-from weft.pytorch import autograd, sorted_rows, workspaces
+from weft.pytorch import fitting, sorted_rows, workspaces
 
 
 @pytest.fixture(autouse=True)
 def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(autograd, "_MANY", 0)
+    monkeypatch.setattr(fitting, "_MANY", 0)
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

@@ -22,10 +22,9 @@ from weft.autodiff.names import adjoint_prefix, before_name
 from weft.errors import GradientError
 from weft.frames import user_frames
 from weft.frontend.specs import Spec
-from weft.ir.core import Op, Value
-from weft.ir.types import MemRefType, compute_type
+from weft.ir.types import MemRefType
 from weft.lang.field import Housed
-from weft.pytorch import overwriting, tape, workspaces
+from weft.pytorch import overwriting, tape
 from weft.pytorch.batches import (
     expanded,
     is_batched,
@@ -36,6 +35,7 @@ from weft.pytorch.batches import (
     wrapped,
 )
 from weft.pytorch.dynamo import untraced, with_zeros
+from weft.pytorch.fitting import Sizes
 from weft.pytorch.forward_fields import constants
 from weft.pytorch.forward_level import is_dual, tangent_of, within_level
 from weft.pytorch.forward_mode import Along
@@ -44,7 +44,7 @@ from weft.pytorch.overwriting import Held, Referred
 from weft.pytorch.ownership import owned
 from weft.pytorch.references import REFERENCES
 from weft.pytorch.sorted_rows import added, order_of
-from weft.pytorch.workspaces import Workspaces, computed_in, numbers, unfilled
+from weft.pytorch.workspaces import Workspaces, computed_in, unfilled
 from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.fastpath import passed
 from weft.runtime.launch import Launcher, one_or_all, overlaps
@@ -52,8 +52,6 @@ from weft.runtime.overlap import dense
 from weft.runtime.pairs import apart
 from weft.runtime.signature import TORCH_DTYPES, come_apart
 from weft.values import mutable
-
-_MANY = 1 << 14  # elements of a gradient, from which on each may have a thread that sums it
 
 
 @mutable
@@ -178,7 +176,9 @@ class Launch(torch.autograd.Function):
         shapes = {loop.function.args[k]: ctx.shapes[n] for k, n in places.items()}
         batched = any(map(is_batched, grads))
         plain = not torch.is_grad_enabled() and not within_level() and not batched
-        made, sizes = _Sizes(call, env, shapes, ctx.device, plain).fitting(made)
+        made, sizes = Sizes(loop, call.values, call.wanted, env, shapes, ctx.device, plain).fitting(
+            made
+        )
         _check_deterministic(loop, made.adjoint)
         if plain:
             loop.launched = made.adjoint
@@ -232,147 +232,6 @@ def on_samples(step: Loop, values: Sequence[Any]) -> dict[str, torch.Tensor]:
             tensors[k], levels[k] = expanded(tensors[k], levels[k], sizes), every
         launch(step.over_samples(tensors, levels), tensors)
     return {step.names[k]: wrapped(tensors[k], every) for k in step.written}
-
-
-@mutable
-class _Sizes:
-    """What the form of an adjoint depends on: the sizes of a call. ``env``: its arguments by name.
-    ``plain``: nothing is derived from the adjoint, whose form then may be one that is only fast."""
-
-    call: Call
-    env: dict[str, Any]
-    shapes: dict[Value, torch.Size]
-    device: torch.device
-    plain: bool
-
-    def fitting(self, made: Reversed) -> tuple[Reversed, Workspaces]:
-        """The form of the adjoint that fits, and its workspaces, remembered where both follow from
-        these sizes alone."""
-        if made.measure is not None or not workspaces.REMEMBERED:
-            return self._fitted(made)
-        numbers = tuple(v if isinstance(v, int) else None for v in self.call.values)
-        key = (numbers, *self.shapes.values(), self.device, self.plain, torch.is_grad_enabled(),
-               torch.are_deterministic_algorithms_enabled(), torch.get_num_threads())  # fmt: skip
-        found = made.fitting.get(key)
-        if found is None:
-            fitting, sizes = self._fitted(made)
-            if fitting.measure is not None:
-                return fitting, sizes
-            if len(made.fitting) >= workspaces.REMEMBERED:
-                made.fitting.clear()
-            found = made.fitting[key] = fitting, sizes.remembered()
-        return found
-
-    def _fitted(self, made: Reversed) -> tuple[Reversed, Workspaces]:
-        """With checkpoints where tapes are long, with split sums where gradients have few elements,
-        with private copies and without zeros where that is possible; without sums whose order
-        varies where torch is to be deterministic, whatever that takes."""
-        loop, lasting = self.call.loop, torch.is_grad_enabled()
-        self.env = {**self.env, **self._gradients()}
-        sizes = self._workspaces(made)
-        form: dict[str, Any] = {}
-        if torch.are_deterministic_algorithms_enabled():
-            if any(note.startswith("atomic") for note in made.adjoint.notes.values()):
-                form["sort"] = True
-                if self.plain:
-                    form["segments"] = frozenset(
-                        name
-                        for name, note in made.adjoint.notes.items()
-                        if note.startswith("atomic") and self.env[name].numel() >= _MANY
-                    )
-        elif sizes.tape_bytes > max(
-            loop.options.tape_bytes, 0 if loop.options.strict_math else sizes.afforded
-        ):
-            form["wide"] = False
-            if not lasting:
-                form["checkpoints"] = sizes.long
-                form["chunk"] = workspaces.CHUNK.get(self.device.type, 0)
-                if self.plain and form["chunk"] and not loop.options.strict_math:
-                    form["rows"] = sizes.rows
-        copies: dict[str, int] = {}
-        sums: dict[str, int] = {}
-        if self.plain:
-            threads, strict = torch.get_num_threads(), loop.options.strict_math
-            if "sort" not in form:
-                copies = sizes.private(loop.options.tape_bytes, threads, strict=strict)
-                if sums := sizes.segments(threads, copies):
-                    form["segments"] = frozenset(sums)
-            if copies:
-                form["private"] = frozenset(copies)
-                each = [self.env[name] for name in copies]
-                if len(each) > 1 and len({(x.shape, x.dtype) for x in each}) == 1:
-                    form["alike"] = True
-            if sizes.dense:
-                form["stored"] = sizes.dense
-            if loop.halves:
-                form["narrow"] = True
-        if few := frozenset(sizes.few - copies.keys()):
-            form["split"] = few
-        kept = frozenset(loop.written) - self.call.wanted
-        for _ in range(4 if form else 0):
-            made = loop.reversed(self.call.wanted, kept, lasting=lasting, **form)
-            sizes = self._workspaces(made, sizes.trips)
-            sizes.copies = copies
-            if form.get("rows") and sizes.too_long:
-                del form["rows"]
-                continue
-            if sums and sizes.sorted_in_vain(sums, torch.get_num_threads()):
-                sums.clear()
-                del form["segments"]
-                continue
-            # This form may ask for more than the first one to store, or find more that it can.
-            stored = form.get("stored", frozenset())
-            better = stored - (made.adjoint.dense.keys() - sizes.dense)
-            better |= sizes.dense if self.plain else frozenset()
-            if better == stored:
-                break
-            form["stored"] = better
-        self._check_versions(sizes)
-        return made, sizes
-
-    def _gradients(self) -> dict[str, torch.Tensor]:
-        """What stands for the gradients that are not made yet: without memory."""
-        loop, prefix = self.call.loop, adjoint_prefix(self.call.loop.function)
-        found: dict[str, torch.Tensor] = {}
-        for k in self.call.wanted - {*loop.written}:
-            argument = loop.function.args[k]
-            dtype = TORCH_DTYPES[compute_type(argument.memref.element).name]
-            one = torch.empty((), dtype=dtype, device=self.device)
-            found[prefix + loop.names[k]] = one.expand(self.shapes[argument])
-        return found
-
-    def _check_versions(self, sizes: Workspaces) -> None:
-        """Refuses tapes of overwritten elements that are too long: they have no segments."""
-        loop, found = self.call.loop, sizes.versions
-        most, needed = max(workspaces.VERSIONS, loop.options.tape_bytes), sum(found.values())
-        if needed > most:
-            names = "` and `".join(found)
-            raise GradientError(
-                f"the gradient of this loop needs all that `{names}` held before it was "
-                f"overwritten: a tape of {-(-needed >> 20)} MB, and {most >> 20} are allowed",
-                loop.function.span,
-                help=f"set WEFT_TAPE_MB={-(-needed >> 20)} if there is so much memory, or let one "
-                "call have fewer iterations",
-            )  # fmt: skip
-
-    def _workspaces(self, made: Reversed, known: dict[Op, int] | None = None) -> Workspaces:
-        args = self.call.loop.function.args
-        given = [self.shapes.get(a, v) for a, v in zip(args, self.call.values, strict=True)]
-        values = numbers(args, given)
-
-        def measured(count: int) -> list[int]:
-            assert made.measure is not None
-            device = self.device
-            if device.type == "meta":
-                if self.call.loop.make is None:  # without data, a loop has no iterations
-                    return [0] * count
-                device = torch.device("cpu")  # for who counts
-            trips = torch.zeros(count, dtype=torch.int64, device=device)
-            with torch.no_grad():
-                made.measure.run(made.values(made.measure, {**self.env, "trips": trips}))
-            return trips.tolist()
-
-        return workspaces.workspaces(made.adjoint, self.env, values, measured, known)
 
 
 def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:

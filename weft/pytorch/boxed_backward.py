@@ -16,9 +16,10 @@ import torch
 from weft.autodiff.adjoint import segment_length
 from weft.autodiff.names import adjoint_prefix, before_name
 from weft.frontend.specs import ConstSpec
-from weft.pytorch.autograd import Call, _Sizes, loop_of
+from weft.pytorch.autograd import loop_of
 from weft.pytorch.boxed import BoxedKernel, Found, operands
 from weft.pytorch.boxed_program import Operand, Program, Unfit, constant, parts
+from weft.pytorch.fitting import Sizes
 from weft.pytorch.history import repeats
 from weft.pytorch.loop import NEVER, Loop, Reversed
 from weft.pytorch.recipe import Fresh
@@ -90,14 +91,14 @@ class _Steps:
             raise Unfit
         fixed = [None if isinstance(v, torch.Tensor) else v for v in self.values]
         saved = [loop.names[k] for k in loop.memrefs if loop.names[k] in base.reads]
-        call = Call(loop, fixed, base, wanted, loop.run, saved)
         env: dict[str, Any] = dict(zip(loop.names, fixed, strict=True))
         env |= {name: self._example(name) for name in saved}
         for k in loop.written:
             if self.values[k].is_floating_point():
                 env[self.prefix + loop.names[k]] = self.values[k]
         shapes = {loop.function.args[k]: self.values[k].shape for k in loop.memrefs}
-        made, sizes = _Sizes(call, env, shapes, program.device, True).fitting(base)
+        sizes_of = Sizes(loop, fixed, wanted, env, shapes, program.device, True)
+        made, sizes = sizes_of.fitting(base)
         if not repeats(loop, base, made):
             raise Unfit
         self._make(made, sizes, wanted)

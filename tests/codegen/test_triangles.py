@@ -86,3 +86,26 @@ def test_lanes_that_store_apart(dtype: torch.dtype) -> None:
     wanted[:, at] = x.T
     columns(x, at, out)
     assert torch.equal(out, wanted)
+
+
+@weft.kernel(schedule={"cpu": "unroll_jam(i, 2); vectorize(j, 8, 8)"})
+def windows(x: torch.Tensor, r: int) -> torch.Tensor:
+    H, W = x.shape
+    out = torch.empty_like(x)
+    for i, j in weft.ndrange(H, W):
+        s = 0.0
+        for a in range(max(i - r, 0), min(i + r + 1, H)):
+            for b in range(max(j - r, 0), min(j + r + 1, W)):
+                s += x[a, b]
+        out[i, j] = s
+    return out
+
+
+@pytest.mark.parametrize("size", [(13, 40), (2, 17), (1, 1), (0, 3), (9, 8)])
+def test_bounds_that_rows_share_in_a_loop_that_they_run_in_part(size: tuple[int, int]) -> None:
+    """The columns' bounds are those of lanes that any row has, not of the first row's: the rows of
+    a tile run the outer loop for different iterations."""
+    x = torch.rand(size, dtype=torch.float64)
+    around = torch.nn.functional.pad(x, (3, 3, 3, 3))
+    wanted = around.unfold(0, 7, 1).unfold(1, 7, 1).sum((2, 3)) if x.numel() else x
+    torch.testing.assert_close(windows(x, 3), wanted)

@@ -166,9 +166,11 @@ class LaneBounds:
         return least, most
 
     def across(self, bound: Value, at: Instance, function: str) -> str:
-        """The extreme of a vector over its active lanes."""
-        kind, value, mask = self.v.of("i64"), self.v.vector(bound, at), self.v.active(at)
-        if mask is not None:
+        """The extreme of a vector over its active lanes: of all rows, where these share it."""
+        kind, value = self.v.of("i64"), self.v.vector(bound, at)
+        if self.v.mask is not None:
+            rows = range(self.v.jam) if self.v.shared(bound) else (at[0],)
+            mask = self.v.joined("or", list(dict.fromkeys(self.v.mask[j, at[1]] for j in rows)))
             neutral = (1 << 62) if function == "smin" else -(1 << 62)
             value = self.e.inst(f"select {self.v.bits} {mask}, {kind} {value}, {kind}"
                                 f" splat (i64 {neutral})")  # fmt: skip

@@ -311,3 +311,19 @@ def test_subscripts_out_of_range_are_not_carried_out() -> None:
 def test_what_is_no_kernel_is_refused() -> None:
     with pytest.raises(UsageError, match=r"weft\.check takes a kernel, not func"):
         weft.check(lambda x: x)
+
+
+@weft.kernel
+def checkered(x: torch.Tensor, colour: int):
+    H, W = x.shape
+    for i, j in weft.ndrange(H, W):
+        if (i + j) % 2 == colour:
+            x[i, j] = x[(i + 1) % H, j] + x[i, (j - 1) % W]
+
+
+def test_whole_numbers_that_are_no_sizes_are_tried_as_flags() -> None:
+    """With an odd side the neighbours across the edge are of one colour: a race that neither
+    colour 2, nor colour 1 of one element, shows."""
+    found = weft.check(checkered)
+    assert not found.ok
+    assert "in a loop whose iterations run at once" in str(found)

@@ -22,6 +22,8 @@ from weft.errors import WeftError
 from weft.runtime import cuda
 from weft.runtime.cache import DiskCache
 from weft.workbench import cache, doctor
+from weft.workbench.report import UsageError
+from weft.workbench.sources import Source
 from weft_cli.app import app
 
 ROOT = Path(__file__).parents[2]
@@ -160,3 +162,13 @@ def test_cache_refuses_what_it_does_not_do(entries, monkeypatch) -> None:
     assert weft("cache", "clear", "--days", "3").exit_code == 2
     monkeypatch.setattr(cache, "disk", lambda options: None)
     assert "unset WEFT_CACHE" in weft("cache").stderr
+
+
+def test_arguments_may_be_what_a_function_gives() -> None:
+    """As a tuple, or with a star: without a comma behind it, too."""
+    source = Source(None, {"pair": lambda: (1, 2)})
+    for text, found in (("*pair()", (1, 2)), ("pair()", (1, 2)), ("*pair(), 3", (1, 2, 3)),
+                        ("3", (3,)), ("", ())):  # fmt: skip
+        assert source.evaluate(text) == found
+    with pytest.raises(UsageError, match="SyntaxError"):
+        source.evaluate("*")

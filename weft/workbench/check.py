@@ -249,11 +249,15 @@ class Session:
             yield "cuda, same bits again", replace(large, device="cuda"), self.trials.repeated
 
     def _sizes(self, base: Case) -> list[Case]:
-        """Odd sizes: of all at once, and of each by itself."""
+        """Odd sizes: of all at once, and of each by itself; and odd ones with 0 and 1 for each
+        whole number, which need not be a size: a flag, a colour of a checkerboard."""
         most = self.maker.most
         cases = [base.resized(**{n: min(k, most.get(n, k)) for n, _ in base.sizes}) for k in _ODD]
         for name, _ in base.sizes:
             cases += [base.resized(**{name: min(k, most.get(name, k))}) for k in (1, 17)]
+        odd = {n: min(3, most.get(n, 3)) for n, _ in base.sizes}
+        numbers = [p.name for p in self.kernel.parts.parameters if p.kind == "int"]
+        cases += [base.resized(**{**odd, n: k}) for n in numbers if n in odd for k in (0, 1)]
         return [c for c in dict.fromkeys(cases) if c != base]
 
     def _large(self, base: Case) -> list[Case]:

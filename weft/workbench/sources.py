@@ -28,8 +28,11 @@ class Source:
         if not expression:
             return ()
         scope = {"torch": importlib.import_module("torch"), **self.names}
-        try:
-            value = eval(f"({expression})", scope)  # in parentheses, for "*pair, 2"
+        try:  # in parentheses, for "*pair, 2"; "*pair" alone lacks the comma that makes a tuple
+            try:
+                value = eval(f"({expression})", scope)
+            except SyntaxError:
+                value = eval(f"({expression},)", scope)
         except Exception as error:
             raise UsageError(f"--args {expression!r}: {type(error).__name__}: {error}") from error
         return value if isinstance(value, tuple) else (value,)

@@ -13,6 +13,7 @@ from torch.autograd import gradcheck
 
 import weft
 from benchmarks import recurrences
+from benchmarks.selective_scan import selective_scan, torch_selective_scan
 from tests.cuda import emulator
 from tests.fuzz.check import function
 from tests.fuzz.states import state_kernel
@@ -30,6 +31,7 @@ COUNT = int(os.environ.get("WEFT_FUZZ_STATES", "6"))
 def columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workspaces, "_SHORT", 0)
     monkeypatch.setattr(workspaces, "CHUNK", {"cpu": 4})
+    monkeypatch.setattr(workspaces, "LEAST_CHUNK", 1 << 30)
     monkeypatch.setattr(workspaces, "REMEMBERED", 0)
     monkeypatch.setattr(workspaces, "_ROOM", 1 << 60)
     monkeypatch.setattr(workspaces.Workspaces, "tape_bytes", 1 << 60)
@@ -43,7 +45,8 @@ def arguments(time: int) -> list[torch.Tensor]:
 @pytest.mark.sampled(15)
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_random_states(seed: int, columns: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both forms say the same; and whoever is not eligible has the usual one."""
+    """All forms say the same, by rows in chunks, too; and whoever is not eligible has the usual
+    one."""
     random = Random(seed)
     text = state_kernel(random)
     torch.manual_seed(seed)
@@ -51,13 +54,17 @@ def test_random_states(seed: int, columns: None, monkeypatch: pytest.MonkeyPatch
     results = weft.kernel(function(text))(*args)
     weights = [torch.randn_like(r) for r in results]
     found = torch.autograd.grad(results, args, weights, allow_unused=True)
+    monkeypatch.setattr(workspaces, "LEAST_CHUNK", 1)
+    results = weft.kernel(function(text))(*args)
+    by_rows = torch.autograd.grad(results, args, weights, allow_unused=True)
     monkeypatch.setattr(workspaces, "CHUNK", {})
     results = weft.kernel(function(text))(*args)
     expected = torch.autograd.grad(results, args, weights, allow_unused=True)
-    for a, b in zip(found, expected, strict=True):
-        assert (a is None) == (b is None), text
+    for a, c, b in zip(found, by_rows, expected, strict=True):
+        assert (a is None) == (b is None) == (c is None), text
         if a is not None:
             torch.testing.assert_close(a, b, msg=lambda m: f"{m}\n{text}")
+            torch.testing.assert_close(c, b, msg=lambda m: f"by rows: {m}\n{text}")
 
 
 @weft.kernel
@@ -221,3 +228,24 @@ def test_on_a_gpu(turns: int, columns: None) -> None:
     for a, b in zip(found, torch.autograd.grad(y, wide, grad), strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
     assert len(several(emulator.EmulatedCall.seen[-1], Stage)) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turns", [9])
+def test_narrow_states_on_a_gpu(turns: int, columns: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By rows, in chunks of four turns; lanes add up sums over rows, of sixteen elements at a time,
+    and a sum over turns is in registers until the end."""
+    monkeypatch.setattr(workspaces, "LEAST_CHUNK", 4)
+    monkeypatch.setattr(emulator, "LANES", -1)
+    torch.manual_seed(turns)
+    u, dt = torch.randn(2, 2, turns, 40).unbind()
+    b, c = torch.randn(2, 2, turns, 16).unbind()
+    args = [x.requires_grad_() for x in (u, 0.1 * dt.sigmoid(), -torch.rand(40, 16), b, c)]
+    wide = [a.detach().double().requires_grad_() for a in args]
+    y = torch_selective_scan(*wide, 16)
+    grad = torch.randn_like(y)
+    emulator.EmulatedCall.seen.clear()
+    found = emulator.gradients(selective_scan, *args, 16, grad=grad.float())
+    for a, b in zip(found, torch.autograd.grad(y, wide, grad), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
+    assert several(emulator.EmulatedCall.seen[-1], Stage)

@@ -256,3 +256,71 @@ def test_one_of_two_loops_that_read_an_element_stores_it():
 
     compared(again, torch_again, torch.randn(3, 6))
     assert stored(again) == {"d.x"}
+
+
+@weft.kernel
+def read_again(x, y):
+    """All turns of the inner loop read one element of ``x``, of each turn of the outer one."""
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        for t in range(x.shape[1]):
+            s = 0.0
+            for j in range(3):
+                s += x[i, t] * y[t, j] + math.sin(x[i, t])
+            out[i, t] = s * x[i, t]
+    return out
+
+
+@weft.kernel
+def read_where(x, y):
+    """Not each turn reads it: an accumulation between others, or none."""
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        for t in range(x.shape[1]):
+            s = 0.0
+            for j in range(3):
+                if y[t, j] > 0.0:
+                    s += x[i, t] * x[i, t]
+                s += x[i, t] * y[t, j]
+                if y[t, j] < -0.5:
+                    s += 3.0 * x[i, t]
+            out[i, t] = s
+    return out
+
+
+@weft.kernel
+def read_elsewhere(x, y):
+    """What other turns read, too, at places that come of data."""
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        for t in range(x.shape[1]):
+            s = 0.0
+            for j in range(3):
+                s += x[i, (t + j) % x.shape[1]] * y[t, j] + x[i, t]
+            out[i, t] = s
+    return out
+
+
+def _where(x, y):
+    some = [(y > 0.0)[:, j] * x * x + x * y[:, j] + 3.0 * (y < -0.5)[:, j] * x for j in range(3)]
+    return sum(some)
+
+
+def _elsewhere(x, y):
+    return sum(x.roll(-j, 1) * y[:, j] + x for j in range(3))
+
+
+@pytest.mark.parametrize("turns", [1, 4])
+@pytest.mark.parametrize(("kernel", "function"), [
+    (read_again, lambda x, y: (x * y.sum(1) + 3.0 * x.sin()) * x),
+    (read_where, _where), (read_elsewhere, _elsewhere),
+])  # fmt: skip
+def test_elements_that_an_inner_loop_reads_again(kernel, function, turns):
+    torch.manual_seed(turns)
+    compared(kernel, function, torch.randn(5, turns), torch.randn(turns, 3))
+
+
+def test_the_sum_of_what_an_inner_loop_reads_again_is_a_store():
+    kernel = weft.kernel(read_again.function)
+    kernel(*(torch.randn(s).requires_grad_() for s in ((5, 4), (4, 3)))).sum().backward()
+    assert "d.x" in stored(kernel)

@@ -190,8 +190,11 @@ def arrays(monkeypatch):
     monkeypatch.setattr(write_out, "MOST_JOINT", 0)
 
 
-@pytest.fixture(params=["tapes", "checkpoints", "columns"])
+@pytest.fixture(params=["tapes", "checkpoints", "columns", "rows"])
 def form(request, monkeypatch):
+    if request.param == "rows":
+        monkeypatch.setattr(workspaces, "CHUNK", {"cpu": 3})
+        monkeypatch.setattr(workspaces, "LEAST_CHUNK", 1)
     if request.param == "columns":
         monkeypatch.setattr(workspaces, "CHUNK", {"cpu": 3})
         monkeypatch.setattr(workspaces, "_ROWS_TOGETHER", (3, 2))

@@ -68,13 +68,15 @@ def _add(
 ) -> None:  # fmt: skip
     """Accumulates ``value`` where ``op`` did: only if the loop ran, unless that does not matter."""
     memref, subscripts, _ = memory(op)
+    add = Op(op.name, [value, memref, *subscripts], [v.type for v in op.results], dict(op.attrs),
+             span=op.span)  # fmt: skip
     if op in safe or _runs(*ends):
-        rewriter.atomic_rmw("addf", value, memref, subscripts)
+        rewriter.append(add)
         if op in safe:
-            safe.add(rewriter.block.ops[-1])
+            safe.add(add)
         return
     with rewriter.when(rewriter.op("arith.cmpi", *ends, predicate="slt")):
-        rewriter.atomic_rmw("addf", value, memref, subscripts)
+        rewriter.append(add)
 
 
 def _runs(lower: Value, upper: Value) -> bool:

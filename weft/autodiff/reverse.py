@@ -6,6 +6,7 @@ import copy
 from collections.abc import Collection
 from typing import Any
 
+from weft.autodiff.accumulate_in_arrays import accumulate_in_arrays
 from weft.autodiff.adjoint import Adjoint, Buffer, Extent
 from weft.autodiff.adjoints import Adjoints
 from weft.autodiff.checkpoints import Loops
@@ -114,7 +115,10 @@ class Reversal:
         names = [v.name for m, v in self.adjoints.shadow.items()
                  if m in primal.asked and m not in primal.written]  # fmt: skip
         gathered = gather(main, names, primal.parallel, self.loops.undone, form, self._whole())
-        steps = [*self.totals.first, *map(write_out, gathered.steps)]
+        made = gathered.steps
+        if self.tapes.arrays_in_chunks:
+            made = [accumulate_in_arrays(step, names) for step in made]
+        steps = [*self.totals.first, *map(write_out, made)]
         used = {a.name for step in steps for a in step.args}
         buffers = [*map(copy.copy, self.buffers)]
         recorded = [op for op, name in primal.versions.items() if name in used]

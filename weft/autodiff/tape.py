@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 
@@ -10,8 +11,10 @@ from weft.autodiff.recompute import Recomputation
 from weft.ir.core import Op, Value, below
 from weft.ir.types import MemRefType, ScalarType, i64, index
 from weft.ir.writes import written
+from weft.schedule.unroll import turns
 
 _MOST_WRITTEN_OUT = 1024  # operations of a chunk, before it is reversed
+MOST_KEPT = 32  # elements of local arrays, in all turns of a chunk
 Place = Callable[[list[Value]], list[Value]]
 Copy = tuple[Value, Place]  # of an array: where, and the subscripts there of its elements
 SCOPES = ("scf.for", "scf.while", "scf.if")
@@ -75,14 +78,23 @@ class Tapes:
             self.segments[op] = self.new.argument(name, i64)
         return tape
 
+    @property
+    def arrays_in_chunks(self) -> bool:
+        """Whether chunks of a loop keep local arrays in registers."""
+        return any(self.in_chunks(op) and tape.arrays for op, tape in self._tapes.items())
+
     def in_chunks(self, op: Op) -> bool:
         """Whether ``op`` is a loop whose segments are short enough to be written out."""
         if not self.chunk or op not in self.checkpoints or op.name != "scf.for":
             return False
-        body = list(below(op))
-        return len(body) * self.chunk <= _MOST_WRITTEN_OUT and not any(
-            o.name in ("scf.for", "scf.while", "memref.alloca") for o in body[1:]
-        ) and not self.new.primal.locals_stored(op)  # fmt: skip
+        body, arrays = list(below(op)), self.new.primal.locals_stored(op)
+        elements = sum(math.prod(a.memref.shape or (MOST_KEPT + 1,)) for a in arrays)
+        inner = [o for o in body[1:] if o.name in ("scf.for", "scf.while", "memref.alloca")]
+        plain = all(o.name == "scf.for" and elements and turns(o) >= 0 for o in inner)
+        return (
+            plain and elements * self.chunk <= MOST_KEPT
+            and len(body) * self.chunk <= _MOST_WRITTEN_OUT
+        )  # fmt: skip
 
     def of_chunk(self, op: Op) -> Tape:
         """A tape of one chunk of ``op``, in local arrays that are made here."""
@@ -90,6 +102,10 @@ class Tapes:
         tape.values = [
             (v, self.b.alloca(i64 if v.type is index else v.scalar, (self.chunk,)))
             for v, _ in self._tapes[op].values
+        ]
+        tape.arrays = [
+            (m, self.b.alloca(m.memref.element, (self.chunk, *(m.memref.shape or ()))))
+            for m, _ in self._tapes[op].arrays
         ]
         return tape
 
@@ -126,7 +142,7 @@ class Tapes:
             given = self._cast(self.env[value], buffer.memref.element)
             self.b.store(given, buffer, self._at(tape, number))
         for memref, buffer in tape.arrays:
-            place = self._of_array(number)
+            place = self._of_array(tape, number)
             self._copy(memref, self.env[memref], list, buffer, place)
 
     def read(self, tape: Tape, number: Value) -> None:
@@ -135,7 +151,7 @@ class Tapes:
             self.env[value] = self._cast(loaded, value.scalar)
         found = self._read[tape.extent.op] = dict[Value, Copy]()
         for memref, buffer in tape.arrays:
-            place = self._of_array(number)
+            place = self._of_array(tape, number)
             self._copy(memref, buffer, place, self.env[memref], list)
             found[memref] = buffer, place
 
@@ -163,8 +179,10 @@ class Tapes:
             return [*numbers, number, *self.new.indices]
         return [*self.new.indices, *numbers, number]
 
-    def _of_array(self, number: Value) -> Place:
+    def _of_array(self, tape: Tape, number: Value) -> Place:
         """The places of the elements of a local array on a tape."""
+        if tape.local:
+            return lambda at: [number, *at]
         numbers = [*(k for _, k in self.around if self.lasting), number]
         if self.interleaved and self.chunk:
             return lambda at: [*numbers, *at, *self.new.indices]

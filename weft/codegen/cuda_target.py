@@ -11,6 +11,7 @@ from weft.codegen.arith import RULES, Rule, from_word, intrinsic, widen, word
 from weft.codegen.emit import Emitter, View, llvm_type, memory_type
 from weft.codegen.tables import MOST_WORDS, Reports
 from weft.codegen.vectormath import FUNCTIONS
+from weft.codegen.warp_sums import add_up, together
 from weft.errors import KernelTypeError
 from weft.ir.core import Function, Op
 from weft.ir.types import ScalarType, f32, f64, i1
@@ -152,16 +153,24 @@ def _accumulated(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     adds up what it has by shuffles, in a fixed order, and one lane adds that."""
     if "warp_aggregate" not in op.attrs:
         return RULES["memref.atomic_rmw"](e, op, operands)
+    if op in _cuda(e).waiting:  # carried out with a later one
+        return ["poison"]
     _, _, (value,) = e.access(op, operands)
     t = op.result.scalar
     ty = llvm_type(t)
-    together, apart, one, done = map(e.label, ("together", "apart", "one", "added"))
+    together, apart, one, done = labels = tuple(map(e.label, ("together", "apart", "one", "added")))
     convergent = e.module.attribute("convergent nounwind")
     lanes = e.inst(f'call i32 asm sideeffect "activemask.b32 $0;", "=r"() {convergent}')
     # Along x a warp's threads may be those of several rows.
     odd = e.inst(f"and i32 {_sreg(e, 'ntid.x')}, {WARP - 1}")
     rows = e.inst(f"icmp eq i32 {odd}, 0")
     whole = e.inst(f"and i1 {rows}, {e.inst(f'icmp eq i32 {lanes}, -1')}")
+    if op in _cuda(e).together:
+        lane = e.inst(f"and i32 {_sreg(e, 'tid.x')}, {WARP - 1}")
+        every = _cuda(e).together[op]
+        e.branch(whole, together, apart)
+        add_up(e, every, labels, lane, lambda v, far: _handed(e, v, t, str(far), "xor", WARP))
+        return ["poison"]
     e.branch(whole, together, apart)
     e.start(together)
     total, offset = value, WARP // 2
@@ -220,7 +229,11 @@ class CudaTarget(Reports):
     }
 
     def __init__(self, functions: Iterable[Function]) -> None:
-        super().__init__(functions)
+        every = list(functions)
+        super().__init__(every)
+        # Additions of a warp that are carried out together, by the last one, and all others.
+        self.together = {op: ops for f in every for op, ops in together(f).items()}
+        self.waiting = {op for ops in self.together.values() for op in ops[:-1]}
         self.functions: set[str] = set()
         self.reciprocals: list[tuple[str, str]] = []  # of divisors, by their numbers
         self.group = 0  # threads of a cluster, where its blocks are as one

@@ -59,7 +59,7 @@ class Sizes:
         loop, lasting = self.loop, torch.is_grad_enabled()
         self.env = {**self.env, **self._gradients()}
         sizes = self._workspaces(made)
-        form: dict[str, Any] = {}
+        form, wide = dict[str, Any](), dict[str, Any]()
         if torch.are_deterministic_algorithms_enabled():
             if any(note.startswith("atomic") for note in made.adjoint.notes.values()):
                 form["sort"] = True
@@ -75,9 +75,10 @@ class Sizes:
             form["wide"] = False
             if not lasting:
                 form["checkpoints"] = sizes.long
-                form["chunk"] = workspaces.CHUNK.get(self.device.type, 0)
-                if self.plain and form["chunk"] and not loop.options.strict_math:
-                    form["rows"] = sizes.rows
+                turns = workspaces.CHUNK.get(self.device.type, 0)
+                columns = turns and self.plain and not loop.options.strict_math
+                wide = {"chunk": turns, "rows": sizes.rows if columns else 0}
+                form |= {"chunk": narrow} if (narrow := sizes.chunk(turns)) else wide
         copies: dict[str, int] = {}
         sums: dict[str, int] = {}
         if self.plain:
@@ -98,12 +99,15 @@ class Sizes:
         if few := frozenset(sizes.few - copies.keys()):
             form["split"] = few
         kept = frozenset(loop.written) - self.wanted
-        for _ in range(4 if form else 0):
+        for _ in range(5 if form else 0):
             made = loop.reversed(self.wanted, kept, lasting=lasting, **form)
             sizes = self._workspaces(made, sizes.trips)
             sizes.copies = copies
+            if wide and "rows" not in form and (made.adjoint.segments or sizes.too_long):
+                form |= wide  # its arrays are in memory all the same
+                continue
             if form.get("rows") and sizes.too_long:
-                del form["rows"]
+                form["rows"] = 0
                 continue
             if sums and sizes.sorted_in_vain(sums, torch.get_num_threads()):
                 sums.clear()

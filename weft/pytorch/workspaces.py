@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from weft.autodiff.adjoint import RUN, Adjoint, Buffer, segment_length
+from weft.autodiff.tape import MOST_KEPT
 from weft.index.expression import Dim, Poly, evaluate
 from weft.ir.core import Op, Value, walk
 from weft.ir.views import accessed_by
@@ -22,6 +23,10 @@ from weft.values import mutable
 # A loop of fewer iterations gains nothing from checkpoints.
 _SHORT = 16
 CHUNK = {"cuda": 8}  # iterations that a device has in registers, of a loop with checkpoints
+LEAST_CHUNK = 2  # and of one that carries local arrays: of one turn, each state is in memory
+# Of a state with fewer elements than so many for each of the rows that go together, a thread has a
+# row: of columns there are too few.
+ROWS_AN_ELEMENT = 2
 # A loop with fewer iterations than a device wants is one whose sums are worth splitting, if they
 # have some terms.
 _ITERATIONS = {"cuda": 1 << 22, "cpu": 256}
@@ -134,6 +139,17 @@ class Workspaces:
             isinstance(recurrences(op), Recurrences)
             for op in loops
         )  # fmt: skip
+
+    def chunk(self, most: int) -> int:
+        """How many iterations, ``most`` at most, of a loop that carries local arrays a thread has
+        in registers; 0 where none does, or threads that have columns of these do better."""
+        tapes = (w for w in self.adjoint.taped if w.extents and w.name.startswith("tape"))
+        elements = sum(math.prod(w.shape) for w in tapes if w.shape)
+        if not elements or (self.rows and elements * ROWS_AN_ELEMENT > self.rows):
+            return 0
+        while elements * most > MOST_KEPT:
+            most //= 2
+        return most if most >= LEAST_CHUNK else 0
 
     @property
     def rows(self) -> int:

@@ -38,6 +38,7 @@ _MOST_STAGED, _LEAST_STAGED = 40 << 10, 64  # bytes: of shared memory; that a tu
 _THREADS_STAGED = 128  # of a block that stages, at most
 _MOST_TURNS = 8192  # operations in the turns of a loop before which others are staged
 _MOST_STEPS, _MOST_WORDS = 16, 32  # turns that are staged, and words of them that a thread loads
+_MOST_OF_CHUNKS = 12
 _WORDS_STAGED = 96  # the same of chunks of turns: there are too few threads for more registers
 
 
@@ -298,9 +299,10 @@ def staged(
 
 
 def _own_ahead(function: Function, loop: Op) -> list[Op]:
-    """What each thread loads ahead for itself: not of chunks, which take so long that it does not
-    count that they begin with loads, and whose sums need the registers."""
-    return [] if "turns" in loop.attrs else ahead(function, loop)
+    """What each thread loads ahead for itself: of chunks, whose sums need the registers, only where
+    that is little."""
+    found = ahead(function, loop)
+    return found if "turns" not in loop.attrs or len(found) <= _MOST_OF_CHUNKS else []
 
 
 def stored_rows(function: Function, parallel: Op, unrolled: Sequence[str]) -> list[Value]:

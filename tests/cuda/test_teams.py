@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import weft
+from benchmarks.rows import column_sums
 from examples import causal_conv, gallery, layer_norm, softmax
 from tests.cuda.emulator import EmulatedCall
 from tests.cuda.test_emulated import same
@@ -505,3 +506,16 @@ def test_columns_whose_loops_are_of_different_lengths() -> None:
     step = only(EmulatedCall.seen[-1], Cooperate)
     assert step is not None
     assert step.columns == 8
+
+
+@pytest.mark.parametrize(("size", "taken"), [
+    ((129, 32_600), ""), ((320, 8192), ""), ((321, 8192), "cooperate"), ((200, 4000), "cooperate"),
+    ((2000, 10_000), "split_reduction"), ((300, 65_536), ""), ((1000, 65_536), ""),
+])  # fmt: skip
+def test_sums_of_few_turns_in_many_columns_have_a_thread_each(
+    size: tuple[int, int], taken: str
+) -> None:
+    found = column_sums.schedules(torch.empty(size, device="meta"), device="cuda").taken[0].schedule
+    steps = {word.split("(")[0] for word in found.split("; ")}
+    shared = steps & {"cooperate", "split_reduction", "prefetch"}
+    assert shared == ({taken} if taken else set()), found

@@ -94,7 +94,70 @@ def anew(x, out):
         out[i] = s if flags[0] and not flags[1] else -s
 
 
-@pytest.mark.parametrize("function", [depth_first, chosen, by_a_function, queue, of_a_size, anew])
+def changed(x, out):
+    for i in range(x.shape[0]):
+        a = [x[i, 0]]
+        a.insert(0, x[i, 1])
+        a.insert(-1, x[i, 2])
+        a.insert(100, 5)
+        a.extend(x[i])
+        a += [x[i, 1]]
+        a.remove(x[i, 1])
+        del a[1]
+        del a[-2]
+        a.reverse()
+        a[1] = 0.25
+        out[i] = (
+            a.index(5) + 10 * a.count(x[i, 1]) + 100 * len(a) + sum(k * v for k, v in enumerate(a))
+        )
+
+
+def ordered(x, out):
+    for i in range(x.shape[0]):
+        a = [v for v in x[i] if v > 0 or v < -1]
+        b = sorted(a, key=abs, reverse=True)
+        a.sort()
+        c = sorted(x[i, 1:], reverse=True)
+        out[i] = c[0] - c[-1] + (a[0] * 2 - a[-1] * 3 + b[0] if a else 7.0)
+
+
+def copied(x, out):
+    for i in range(x.shape[0]):
+        a = [1, 2, 3, 4]
+        a.append(i)
+        b, c, d = a[1:-1], a[::-2], a[:]
+        d[0], b[1] = x[i, 0], 9
+        a *= 2
+        e = a + d + [0.5]
+        e.extend(e)
+        f = list(range(i)) + e.copy()
+        g = [0.0] * 3
+        g[1] = x[i, 1]
+        h = g[1:]
+        h[0] = 7.0
+        out[i] = sum(b) + 2 * sum(c) + 3 * sum(f) + len(e) + d[0] + g[1] + h[0] + h[-1] * 5
+
+
+def compared(x, out):
+    for i in range(x.shape[0]):
+        a = []
+        for k in range(i):
+            a.append(k)
+        s = 0
+        if a == [0, 1] or 3 in a:
+            s += 1
+        if a != [*a[:-1], i - 1]:
+            s += 10
+        if x[i, 1] in x[i, 2:] or x[i, 1] not in x[i]:
+            s += 100
+        for u, v in zip(a, [w * w for w in a if w != 1], strict=False):
+            s += u * v
+        out[i] = s + [u * v for u in a for v in (1, 2)].count(4)
+
+
+@pytest.mark.parametrize("function", [
+    depth_first, chosen, by_a_function, queue, of_a_size, anew, changed, ordered, copied, compared,
+])  # fmt: skip
 @pytest.mark.parametrize("debug", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_lists_are_what_they_are_in_python(function: Callable[..., None], debug: bool) -> None:
     args = [torch.randn(6, 6, dtype=torch.float64)]
@@ -170,6 +233,41 @@ def test_a_loop_over_a_list_does_not_change_it() -> None:
 
     with pytest.raises(weft.KernelSyntaxError, match="a loop over the list a lets it grow"):
         grows(torch.empty(2))
+
+
+def times(x, out):
+    for i in out:
+        a = [1.0, 2.0]
+        a[0] = x[i]
+        out[i] = (a * x[i])[0]
+
+
+def missing(x, out):
+    for i in out:
+        a = [1.0, 2.0]
+        a.remove(x[i])
+
+
+@pytest.mark.parametrize(("function", "message"), [
+    (times, "lists have `\\+` of two lists and `\\*` by an int"),
+    (missing, "`index` or `remove` of what is not in the list"),
+])  # fmt: skip
+def test_what_lists_refuse(function, message: str) -> None:
+    with pytest.raises(weft.WeftError, match=message):
+        weft.kernel(function)(torch.zeros(3), torch.empty(3))
+
+
+def test_gradients_of_what_is_sorted() -> None:
+    @weft.kernel
+    def median(x):
+        out = torch.empty(x.shape[0], dtype=x.dtype)
+        for i in out:
+            a = sorted(x[i])
+            out[i] = a[len(a) // 2] * x[i, 0]
+        return out
+
+    x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(median, (x,))
 
 
 def test_gradients_of_what_is_in_lists() -> None:

@@ -52,7 +52,11 @@ def statements(random: Random, indent: str, depth: int) -> list[str]:
                 lines.append(f"{indent}s = {value(random)} * 0.5")
             case 2:
                 lines.append(f"{indent}if len(a) < 60:")
-                lines.append(f"{indent}    a.append({value(random)})")
+                method = random.choice(
+                    ("append(", "insert(0, ", "insert(-1, ", "extend([1, 2] + [")
+                )
+                end = "])" if "[" in method else ")"
+                lines.append(f"{indent}    a.{method}{value(random)}{end}")
             case 3:
                 lines.append(f"{indent}if {random.choice(('a', 'len(a) > 0'))}:")
                 lines.append(f"{indent}    s = s + a.pop({random.choice(('', '0', '-1'))})")
@@ -60,7 +64,9 @@ def statements(random: Random, indent: str, depth: int) -> list[str]:
                 lines.append(f"{indent}for x in {random.choice(('xs', 'xs[1:]', 'reversed(xs)'))}:")
                 lines.append(f"{indent}    s = s * 0.5 + x[{random.choice('ij')}]")
             case 5:
-                lines.append(f"{indent}for v in a:")
+                lines.append(f"{indent}{random.choice(('a.sort()', 'a.reverse()', 's += len(a)'))}")
+                over = random.choice(("a", "a[1:]", "a[::-1]", "sorted(a)", "[v * 2 for v in a]"))
+                lines.append(f"{indent}for v in {over}:")
                 lines.append(f"{indent}    s = (s + v) * 0.5")
             case 6:
                 lines.append(f"{indent}for j in range({random.choice(('n', 'min(i + 1, 3)'))}):")

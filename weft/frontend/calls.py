@@ -30,6 +30,7 @@ from weft.frontend import (
     elements,
     expressions,
     growing,
+    list_methods,
     lists,
     named,
     overflow,
@@ -96,6 +97,9 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
         return _inlined(cx, node, Static(own), span, [function])
     if isinstance(function, Method) and growing.has(function):
         return growing.method(cx, function, bound(None, ""), span)
+    if isinstance(function, Method) and list_methods.has(function):
+        given, by_name = _arguments(cx, node), _keywords(cx, node)
+        return list_methods.method(cx, function, given, by_name, span)
     if isinstance(function, Method) and row_calls.has(function):
         return row_calls.method(cx, node, function, bound)
     if isinstance(function, Method):
@@ -427,6 +431,12 @@ def _any(symbol: str) -> Handler:
     return handler
 
 
+def _list(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
+    if arguments and static_items(arguments[0]) is None:
+        return list_methods.copied(cx, arguments, cx.span(node))
+    return _tuple(cx, node, arguments)
+
+
 def _tuple(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     return Tup(_items(cx, node, arguments[0]) if arguments else [])
 
@@ -553,7 +563,7 @@ HANDLERS: dict[str, Handler] = {
     "int": _to(int), "float": _to(float), "bool": _to(bool),
     "range": _range, "ndrange": _ndrange, "grouped": _grouped,
     "serial": lambda cx, node, arguments: arguments[0],
-    "len": _len, "sum": _sum, "any": _any("|"), "all": _any("&"), "tuple": _tuple, "list": _tuple,
+    "len": _len, "sum": _sum, "any": _any("|"), "all": _any("&"), "tuple": _tuple, "list": _list,
     "enumerate": _enumerate, "zip": _zip,
     "sorted": lists.ordered, "array": lists.of_torch, "zeros": lists.zeros,
     "reversed": lambda cx, node, a: sequences.reverse(cx, a[0], cx.span(node)),

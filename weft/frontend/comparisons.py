@@ -7,7 +7,17 @@ import operator
 from typing import Any
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import aggregates, casts, complexes, expressions, named, records, rows
+from weft.frontend import (
+    aggregates,
+    casts,
+    complexes,
+    expressions,
+    list_methods,
+    named,
+    records,
+    rows,
+    sequences,
+)
 from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.kinds import (
     Operand,
@@ -55,41 +65,15 @@ def _comparison(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span
             "`is` between run-time values", span, help="write ==, or compare with None"
         )
     if isinstance(op, (ast.In, ast.NotIn)):
-        held = named.call_special(cx, right, "__contains__", [left], span)
-        if held is not None:
-            absent = cx.scalars.negation(cx.read_number(held, span), span)
-            return cx.scalars.negation(absent, span) if isinstance(op, ast.In) else absent
-        items = casts.static_items(right)
-        if items is None:
-            if (
-                isinstance(left, Static)
-                and isinstance(right, Static)
-                and hasattr(right.value, "__contains__")
-            ):
-                try:
-                    found = left.value in right.value
-                except (TypeError, ValueError) as error:
-                    raise KernelTypeError(f"`in`: {error}", span,
-                                          help="compare values of one kind") from None  # fmt: skip
-                return Static(found if isinstance(op, ast.In) else not found)
-            raise KernelSyntaxError(
-                f"`in` {describe(right)}", span, help="compare with the elements in a loop"
-            )
-        result: Operand = Static(False)
-        for item in items:
-            equal = _comparison(cx, ast.Eq(), left, item, span)
-            result = (
-                equal
-                if isinstance(result, Static) and not result.value
-                else expressions.binary(cx, "|", result, equal, span)
-            )
-        return result if isinstance(op, ast.In) else cx.scalars.negation(result, span)
+        return _membership(cx, op, left, right, span)
     symbol = COMPARE[type(op)]
     if named.has_members(left) or named.has_members(right):
         own = named.compare(cx, symbol, left, right, span)
         if own is not None:
             return own
         left, right = (records.of_constant(cx, x, span) or x for x in (left, right))
+    if list_methods.is_list(left) or list_methods.is_list(right):
+        return list_methods.compare(cx, symbol, left, right, span)
     if rows.is_row(left) or rows.is_row(right):
         return rows.elementwise(
             cx, lambda x: _numbers(cx, symbol, x[0], x[1], span), [left, right], span
@@ -119,6 +103,41 @@ def _comparison(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span
     if isinstance(left, Static) and isinstance(right, Static):
         return Static(bool(_static_compare(symbol, left.value, right.value, span)))
     return _numbers(cx, symbol, cx.read_number(left, span), cx.read_number(right, span), span)
+
+
+def _membership(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span: Span) -> Operand:
+    """``left in right``, ``left not in right``."""
+    held = named.call_special(cx, right, "__contains__", [left], span)
+    items = casts.static_items(right)
+    if held is None and items is None and sequences.items(cx, right, span) is not None:
+        held = list_methods.contains(cx, right, left, span)
+    if held is not None:
+        absent = cx.scalars.negation(cx.read_number(held, span), span)
+        return cx.scalars.negation(absent, span) if isinstance(op, ast.In) else absent
+    if items is None:
+        if (
+            isinstance(left, Static)
+            and isinstance(right, Static)
+            and hasattr(right.value, "__contains__")
+        ):
+            try:
+                found = left.value in right.value
+            except (TypeError, ValueError) as error:
+                raise KernelTypeError(f"`in`: {error}", span,
+                                      help="compare values of one kind") from None  # fmt: skip
+            return Static(found if isinstance(op, ast.In) else not found)
+        raise KernelSyntaxError(
+            f"`in` {describe(right)}", span, help="compare with the elements in a loop"
+        )
+    result: Operand = Static(False)
+    for item in items:
+        equal = _comparison(cx, ast.Eq(), left, item, span)
+        result = (
+            equal
+            if isinstance(result, Static) and not result.value
+            else expressions.binary(cx, "|", result, equal, span)
+        )
+    return result if isinstance(op, ast.In) else cx.scalars.negation(result, span)
 
 
 def _numbers(cx: Lowering, symbol: str, left: Operand, right: Operand, span: Span) -> Operand:

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Sequence
 
 from weft.errors import KernelSyntaxError, Span
-from weft.frontend import casts, expressions, sequences
+from weft.frontend import casts, expressions, list_methods, sequences
 from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.desugar import desugar_body, placed
 from weft.frontend.kinds import Items, Operand, Row, Scalar, Static, Tup, describe
@@ -145,6 +145,38 @@ def _set(name: str, value: ast.expr) -> ast.stmt:
     return ast.Assign([ast.Name(name, ast.Store())], value)
 
 
+class _Open(Exception):
+    """The length is known at run time only."""
+
+
+def _list(cx: Lowering, node: _Comprehension) -> Operand:
+    """A comprehension: written out, or a list that grows."""
+    try:
+        return _written_out(cx, node)
+    except _Open:
+        return _in_loops(cx, node)
+
+
+def _in_loops(cx: Lowering, node: _Comprehension) -> Operand:
+    """A list that the loops append to which a comprehension stands for."""
+    made, span = _own(node), cx.span(node)
+    found = f"made {node.lineno}:{node.col_offset}"
+    over = cx.expression(made.generators[0].iter) if len(made.generators) == 1 else Static(None)
+    cx.frame.env[found] = list_methods.new(cx, list_methods.room(over), span)
+    append = ast.Attribute(_get(found), "append", ast.Load())
+    body: list[ast.stmt] = [ast.Expr(ast.Call(append, [made.elt], []))]
+    for generator in reversed(made.generators):
+        for condition in reversed(generator.ifs):
+            body = [ast.If(condition, body, [])]
+        body = [ast.For(generator.target, generator.iter, body, [])]
+    known: list[ast.stmt] | None = getattr(node, "weft_statements", None)
+    if known is None:
+        known = desugar_body([placed(statement, node) for statement in body])
+        node.weft_statements = known  # type: ignore[union-attr]
+    cx.block(known)
+    return cx.frame.env[found]
+
+
 def _written_out(cx: Lowering, node: _Comprehension) -> Tup:
     """A comprehension over what is known at compile time."""
     made, items = _own(node), list[Operand]()
@@ -160,7 +192,7 @@ def _written_out(cx: Lowering, node: _Comprehension) -> Tup:
             cx.bind(generator.target, item, cx.span(generator.target))
             tests = [expressions.test(cx, condition) for condition in generator.ifs]
             if not all(isinstance(t, Static) for t in tests):
-                raise _too_long("whose length depends on data", node, cx)
+                raise _Open
             if all(t.value for t in tests):
                 level(k + 1)
 
@@ -178,7 +210,7 @@ def _fixed(cx: Lowering, node: ast.expr, at: _Comprehension) -> list[Operand]:
         raise KernelSyntaxError(f"a comprehension over {describe(over)}", cx.span(node),
                                 help="go over a range, a tuple or a row")  # fmt: skip
     if not isinstance(found.count, Static):
-        raise _too_long("whose length is known when it runs only", at, cx)
+        raise _Open
     return [found.item(Static(k)) for k in range(found.count.value)]
 
 
@@ -189,5 +221,5 @@ def _too_long(what: str, node: _Comprehension, cx: Lowering) -> KernelSyntaxErro
     )  # fmt: skip
 
 
-EXPRESSIONS[ast.ListComp] = _written_out
-EXPRESSIONS[ast.GeneratorExp] = _written_out
+EXPRESSIONS[ast.ListComp] = _list
+EXPRESSIONS[ast.GeneratorExp] = _list

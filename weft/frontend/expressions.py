@@ -16,6 +16,7 @@ from weft.frontend import (
     choices,
     complexes,
     elements,
+    list_methods,
     lists,
     named,
     overflow,
@@ -65,6 +66,8 @@ def binary(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Ope
         found = named.binary(cx, symbol, a, b, span, binary)
         if found is not None:
             return found
+    if list_methods.is_list(a) or list_methods.is_list(b):
+        return list_methods.binary(cx, symbol, a, b, span)
     if rows.is_row(a) or rows.is_row(b):
         return _of_rows(cx, symbol, a, b, span)
     if isinstance(a, Vec) or isinstance(b, Vec):
@@ -209,14 +212,21 @@ def _attribute(cx: Lowering, node: ast.Attribute) -> Operand:
 
 def _tuple(cx: Lowering, node: ast.Tuple | ast.List) -> Operand:
     items: list[Operand] = []
+    before: list[Operand] = []  # where lists are spread
     for element_node in node.elts:
         if isinstance(element_node, ast.Starred):
             value = cx.expression(element_node.value)
+            if isinstance(node, ast.List) and list_methods.is_list(value):
+                before += [Tup(items), value]
+                items = []
+                continue
             items += casts.static_items(value) or aggregates.unpack(
                 value, -1, cx.span(element_node)
             )
         else:
             items.append(cx.expression(element_node))
+    if before:
+        return list_methods.copied(cx, [*before, Tup(items)], cx.span(node))
     return Tup(items)
 
 
@@ -248,6 +258,8 @@ def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
         base = elements.load(cx, base, span)
     if isinstance(base, Tensor) and base.backing and not _names_number(node, base):
         base = elements.vector_of(cx, base, span)
+    if isinstance(node.slice, ast.Slice) and list_methods.is_list(base):
+        return list_methods.part(cx, base, node.slice, span)
     if isinstance(base, Row) or slices.has_slice(node.slice):
         row = rows.of(cx, base)
         if row is not None:

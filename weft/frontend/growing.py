@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import elements
-from weft.frontend.casts import MOST_ELEMENTS, static_items, too_large
+from weft.frontend.casts import MOST_ELEMENTS, too_large
 from weft.frontend.context import Lowering
 from weft.frontend.kinds import (
     Method,
@@ -28,7 +28,8 @@ from weft.ir.core import Op, Value, walk
 from weft.ir.views import written_by
 from weft.lang.growing import ROOM
 
-METHODS = ("append", "extend", "pop", "clear", "insert", "remove", "sort", "reverse")
+METHODS = ("append", "pop", "clear")
+_CHANGING = (*METHODS, "extend", "insert", "remove", "sort", "reverse")
 
 
 def grown(node: ast.AST) -> set[str]:
@@ -38,11 +39,14 @@ def grown(node: ast.AST) -> set[str]:
     for child in ast.walk(node):
         match child:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr)) if (
-                attr in METHODS
+                attr in _CHANGING
             ):
                 found.add(name)
-            case ast.AugAssign(target=ast.Name(id=name), op=ast.Add(), value=ast.List()):
+            case ast.AugAssign(target=ast.Name(id=name), op=ast.Add()):
                 found.add(name)
+            case ast.Delete(targets=targets):
+                held = [t.value for t in targets if isinstance(t, ast.Subscript)]
+                found |= {v.id for v in held if isinstance(v, ast.Name)}
             case ast.Call(args=args):
                 handed |= {arg.id for arg in args if isinstance(arg, ast.Name)}
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.List(elts=[])):
@@ -65,7 +69,7 @@ def of_items(
     kind = cx.kinds.get(key) if key else ScalarKind(dtype)
     kind = kind or ScalarKind("int")  # until something is put into it
     assert isinstance(kind, ScalarKind)
-    memref = elements.local_memory(cx, (max(room, len(items)),), kind.dtype)
+    memref = elements.local_memory(cx, (max(room, len(items), 1),), kind.dtype)
     cell = cx.builder.alloca(ir.i64, (1,))
     made = Tensor(memref, kind.dtype, f"the list {name}" if name else "a local array", local=True,
                   listed=True, key=key, length=cell)  # fmt: skip
@@ -119,33 +123,19 @@ def has(method: Method) -> bool:
     return is_growing(method.receiver) and method.name in METHODS
 
 
-def extended(cx: Lowering, x: Tensor, symbol: str, value: Operand, span: Span) -> None:
-    """``a += [1, 2]``."""
-    items = static_items(value)
-    if symbol != "+" or items is None:
-        raise KernelTypeError(f"`{symbol}=` of a list and what is no list", span,
-                              help="append to it, or write a loop over its elements")  # fmt: skip
-    for item in items:
-        _append(cx, x, item, span)
-
-
 def method(cx: Lowering, method: Method, given: list[Operand], span: Span) -> Operand:
-    """``a.append(v)``, ``a.extend(items)``, ``a.pop()``, ``a.pop(k)``, ``a.clear()``."""
+    """``a.append(v)``, ``a.pop()``, ``a.pop(k)``, ``a.clear()``."""
     x, name = method.receiver, method.name
     if name == "append" and len(given) == 1:
-        _append(cx, x, given[0], span)
-    elif name == "extend" and len(given) == 1 and static_items(given[0]) is not None:
-        for item in static_items(given[0]) or ():
-            _append(cx, x, item, span)
+        append(cx, x, given[0], span)
     elif name == "clear" and not given:
         _set_length(cx, x, cx.builder.index(0))
     elif name == "pop" and len(given) < 2:
         return _pop(cx, x, given, span)
     else:
         raise KernelTypeError(
-            f"`.{name}` of a list in a device loop" + " takes other arguments" * (name in
-            ("append", "pop", "clear")), span,
-            help="there are append(v), extend of a tuple, pop(), pop(k) and clear()",
+            f"`.{name}` of a list in a device loop takes other arguments", span,
+            help="there are append(v), pop(), pop(k) and clear()",
         )  # fmt: skip
     return Static(None)
 
@@ -158,7 +148,7 @@ def _check_number(item: Operand, span: Span) -> None:
         )  # fmt: skip
 
 
-def _append(cx: Lowering, x: Tensor, item: Operand, span: Span) -> None:
+def append(cx: Lowering, x: Tensor, item: Operand, span: Span) -> None:
     b = cx.builder
     item = cx.read_scalar(item, span)
     _check_number(item, span)

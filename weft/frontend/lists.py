@@ -14,7 +14,7 @@ import math
 import torch
 
 from weft.errors import KernelTypeError, Span
-from weft.frontend import elements, growing
+from weft.frontend import elements, growing, list_methods, sequences
 from weft.frontend.casts import (
     MOST_ELEMENTS,
     dtype_from,
@@ -173,6 +173,11 @@ def ordered(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     """``sorted`` of a tuple or a vector: by comparing neighbours, from the front."""
     span, items = cx.span(node), static_items(arguments[0])
     down = [cx.expression(k.value) for k in node.keywords if k.arg == "reverse"]
+    key = next((cx.expression(k.value) for k in node.keywords if k.arg == "key"), None)
+    if list_methods.is_list(arguments[0]) or key is not None or (
+        items is None and sequences.items(cx, arguments[0], span) is not None
+    ):  # fmt: skip
+        return list_methods.ordered(cx, arguments[0], key, down[0] if down else None, span)
     if items is None or any(is_complex(x) or dtype_of(x) is None for x in items):
         raise KernelTypeError("`sorted` of what is no tuple of numbers", span,
                               help="sort the tensor in the host part: torch.sort")  # fmt: skip

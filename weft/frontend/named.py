@@ -56,7 +56,7 @@ def member(cx: Lowering, x: Tup, name: str, span: Span) -> Operand | None:
         return Method(x, name)
     found = inspect.getattr_static(x.struct, name, None) if _has_class(x) else None
     if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
-        return _call(cx, found.fget, [x], span)
+        return inlined(cx, found.fget, [x], span)
     if not isinstance(found, int | float | complex | str):
         return None
     cx.guards.append(Guard(x.struct, name, found))
@@ -111,7 +111,7 @@ def is_object(value: Any) -> bool:
     return data or (isinstance(value, tuple) and hasattr(value, "_fields"))
 
 
-def _call(cx: Lowering, function: Any, given: list[Operand], span: Span) -> Operand:
+def inlined(cx: Lowering, function: Any, given: list[Operand], span: Span) -> Operand:
     """``function(*given)``, inlined."""
     column = len(span.text[: span.column].encode())
     place = ast.Pass(lineno=span.line, col_offset=column, end_lineno=span.end_line,
@@ -123,7 +123,7 @@ def _call(cx: Lowering, function: Any, given: list[Operand], span: Span) -> Oper
 def call_special(cx: Lowering, x: Any, name: str, given: list[Operand], span: Span) -> Any:
     """``x.name(*given)`` of a special method that the class of ``x`` defines, else None."""
     function = special(x, name)
-    found = None if function is None else _call(cx, function, [x, *given], span)
+    found = None if function is None else inlined(cx, function, [x, *given], span)
     return None if isinstance(found, Static) and found.value is NotImplemented else found
 
 

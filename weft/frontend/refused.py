@@ -38,7 +38,7 @@ STATEMENTS: dict[type, tuple[str, str]] = {
         "its iterations run at once: use `continue`, or write "
         "weft.loop_config(serialize=True) on the line before the loop",
     ),
-    ast.Delete: ("`del` cannot be compiled", "leave it out"),
+    ast.Delete: ("`del` of what is no item of a list", "leave it out"),
     ast.Import: ("`import` cannot be compiled", "import at the top of the module"),
     ast.ImportFrom: ("`import` cannot be compiled", "import at the top of the module"),
     ast.Match: (

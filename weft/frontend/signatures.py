@@ -42,7 +42,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "len": ("x -",), "sum": ("x -", "start ="), "any": ("x -",), "all": ("x -",),
     "tuple": ("x - =",), "list": ("x - =",), "enumerate": ("iterable", "start ="),
     "zip": ("*", "strict ="), "reversed": ("x -",),
-    "sorted": ("x -", "*", "reverse ="), "array": ("size", "*", "dtype ="),
+    "sorted": ("x -", "*", "key =", "reverse ="), "array": ("size", "*", "dtype ="),
     "Vector": ("values arr", "dt =", "dtype ="), "Matrix": ("rows arr", "dt =", "dtype ="),
     "Vector.zero": ("dtype dt", "n"), "Vector.one": ("dtype dt", "n"),
     "Matrix.zero": ("dtype dt", "n", "m"), "Matrix.one": ("dtype dt", "n", "m"),

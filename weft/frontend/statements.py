@@ -12,6 +12,7 @@ from weft.frontend import (
     elements,
     expressions,
     growing,
+    list_methods,
     lists,
     named,
     overflow,
@@ -101,8 +102,12 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
                 _accumulate_one(cx, *element, item, symbol, at, span)
             return
     old = cx.expression(_as_load(node.target))
-    if isinstance(old, Tensor) and growing.is_growing(old):
-        growing.extended(cx, old, symbol, cx.expression(node.value), span)
+    if isinstance(old, Tensor) and growing.is_growing(old) and symbol == "+":
+        list_methods.extend(cx, old, cx.expression(node.value), span)
+        return
+    if list_methods.is_list(old):
+        value = list_methods.binary(cx, symbol, old, cx.expression(node.value), span)
+        cx.bind(node.target, value, span)
         return
     if rows.is_row(old):
         _accumulate_row(cx, node, old, symbol, span)

@@ -1,0 +1,167 @@
+"""What Python's lists have besides elements and growth: methods, slices, ``+``, ``*``, ``in`` and
+comparisons, by functions in the language (``lang/lists.py``). What makes a list makes one that
+grows."""
+
+from __future__ import annotations
+
+import ast
+
+from weft.errors import KernelSyntaxError, KernelTypeError, Span
+from weft.frontend import casts, growing, named, refused, sequences
+from weft.frontend.context import STATEMENTS, Lowering
+from weft.frontend.kinds import Method, Operand, Static, Tensor, Tup, describe, dtype_of
+from weft.frontend.signatures import bind
+from weft.lang import lists
+from weft.lang.growing import ROOM
+
+_TAKES: dict[str, tuple[str, ...]] = {
+    "extend": ("iterable -",), "insert": ("index -", "value -"), "remove": ("value -",),
+    "index": ("value -",), "count": ("value -",), "copy": (), "reverse": (),
+    "sort": ("*", "key =", "reverse ="),
+}  # fmt: skip
+
+
+def is_list(x: object) -> bool:
+    """Whether ``x`` is a list of Python's: an array of the iteration that is no tensor."""
+    return isinstance(x, Tensor) and (x.length is not None or (x.listed and bool(x.key)))
+
+
+def has(method: Method) -> bool:
+    return is_list(method.receiver) and method.name in _TAKES
+
+
+def method(
+    cx: Lowering, method: Method, given: list[Operand], by_name: dict[str, Operand], span: Span
+) -> Operand:  # fmt: skip
+    """A call of a method of a list."""
+    x, name = method.receiver, method.name
+    key, falls = by_name.pop("key", Static(None)), by_name.pop("reverse", Static(False))
+    others = name != "sort" and not all(isinstance(v, Static) and not v.value for v in (key, falls))
+    if others:
+        raise KernelTypeError(f"`.{name}` takes no `key` and `reverse`", span,
+                              help="leave them out")  # fmt: skip
+    given = bind(_TAKES[name], f".{name}", given, by_name, span)
+    if name == "sort":
+        if given:
+            raise KernelTypeError("`.sort` takes its arguments by name", span,
+                                  help="write .sort(key=..., reverse=...)")  # fmt: skip
+        given = [key, falls]
+    if name == "copy":
+        return copied(cx, [x], span)
+    if name == "extend":
+        extend(cx, x, given[0], span)
+        return Static(None)
+    function = {"index": lists.place}.get(name) or getattr(lists, name)
+    return named.inlined(cx, function, [x, *given], span)
+
+
+def extend(cx: Lowering, x: Tensor, items: Operand, span: Span) -> None:
+    """``x.extend(items)``, ``x += items``."""
+    known = casts.static_items(items)
+    if known is not None:
+        for item in known:
+            growing.append(cx, x, item, span)
+    elif is_list(items):
+        named.inlined(cx, lists.extend, [x, items], span)
+    elif sequences.items(cx, items, span) is not None:
+        named.inlined(cx, lists.gather, [x, items], span)
+    else:
+        raise KernelTypeError(f"a list takes the items of {describe(items)}", span,
+                              help="append to it, or write a loop over its elements")  # fmt: skip
+
+
+def new(cx: Lowering, most: int, span: Span) -> Tensor:
+    """An empty list that no name makes."""
+    return growing.of_items(cx, f"of {span.line}:{span.column}", [], span, room=most)
+
+
+def copied(cx: Lowering, parts: list[Operand], span: Span) -> Tensor:
+    """A new list of the items of ``parts``: lists, tuples, rows and ranges."""
+    made = new(cx, sum(map(room, parts)), span)
+    for x in parts:
+        extend(cx, made, x, span)
+    return made
+
+
+def room(x: Operand) -> int:
+    """How many elements ``x`` may have."""
+    known = casts.static_items(x)
+    if known is not None:
+        return max(len(known), 1)
+    return (x.memref.memref.shape or (ROOM,))[0] if isinstance(x, Tensor) and is_list(x) else ROOM
+
+
+def binary(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Operand:
+    """``a + b`` and ``a * n`` where one of the two is a list."""
+    if symbol == "+" and all(is_list(x) or isinstance(x, Tup) for x in (a, b)):
+        return copied(cx, [a, b], span)
+    items, times = (a, b) if is_list(a) else (b, a)
+    if symbol == "*" and dtype_of(times) in ("int", "i64", "i32", "bool"):
+        count = times.value if isinstance(times, Static) else None
+        most = room(items) * max(count, 1) if isinstance(count, int) else max(ROOM, room(items))
+        made = new(cx, most, span)
+        named.inlined(cx, lists.repeat, [made, items, times], span)
+        return made
+    raise KernelTypeError(
+        f"`{symbol}` of {describe(a)} and {describe(b)}", span,
+        help="lists have `+` of two lists and `*` by an int; for arithmetic write the loop, or use "
+        "a weft.Vector or torch.zeros(n)",
+    )  # fmt: skip
+
+
+def part(cx: Lowering, x: Operand, node: ast.Slice, span: Span) -> Operand:
+    """``x[start:stop:step]``: a copy."""
+    start, stop = (
+        Static(None) if p is None else cx.expression(p) for p in (node.lower, node.upper)
+    )
+    step = Static(1) if node.step is None else cx.expression(node.step)
+    made = new(cx, room(x), span)
+    named.inlined(cx, lists.part, [made, x, start, stop, step], span)
+    return made
+
+
+def contains(cx: Lowering, x: Operand, value: Operand, span: Span) -> Operand:
+    """``value in x``."""
+    return named.inlined(cx, lists.contains, [x, value], span)
+
+
+def compare(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Operand:
+    """``a == b`` and ``a != b`` where one of the two is a list."""
+    if symbol not in ("==", "!="):
+        raise KernelTypeError(f"`{symbol}` of lists", span, help="compare their elements")
+    sides: list[Operand] = []
+    for x in (a, b):
+        if not is_list(x) and not isinstance(x, Tup):
+            raise KernelTypeError(f"a list is compared with {describe(x)}", span,
+                                  help="compare two lists")  # fmt: skip
+        sides.append(x if is_list(x) else copied(cx, [x], span))
+    same = named.inlined(cx, lists.equal, sides, span)
+    if symbol == "==":
+        return same
+    return cx.scalars.negation(cx.read_number(same, span), span)  # type: ignore[arg-type]
+
+
+def ordered(
+    cx: Lowering, x: Operand, key: Operand | None, falls: Operand | None, span: Span
+) -> Operand:  # fmt: skip
+    """``sorted(x, key=, reverse=)`` of a list, or of what a list can be made of."""
+    made = copied(cx, [x], span)
+    named.inlined(cx, lists.sort, [made, key or Static(None), falls or Static(False)], span)
+    return made
+
+
+def delete(cx: Lowering, node: ast.Delete) -> None:
+    """``del a[k]``."""
+    for target in node.targets:
+        span = cx.span(target)
+        x = cx.expression(target.value) if isinstance(target, ast.Subscript) else None
+        if not isinstance(x, Tensor) or x.length is None or not isinstance(target, ast.Subscript):
+            raise KernelSyntaxError(refused.STATEMENTS[ast.Delete][0], span,
+                                    help=refused.STATEMENTS[ast.Delete][1])  # fmt: skip
+        if isinstance(target.slice, ast.Slice):
+            raise KernelTypeError("`del` of a slice of a list", span,
+                                  help="make a new list: a = a[:k] + a[n:]")  # fmt: skip
+        named.inlined(cx, lists.delete, [x, cx.expression(target.slice)], span)
+
+
+STATEMENTS[ast.Delete] = delete

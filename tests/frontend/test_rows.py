@@ -306,3 +306,69 @@ def test_races_between_rows_are_found() -> None:
         weft.kernel(carried)(torch.zeros(3, 2))
     with pytest.raises(weft.RaceError):
         weft.kernel(carried).interpret(torch.zeros(3, 2))
+
+
+def either_row(x, i):
+    if i % 3 == 0:
+        return x[i]
+    if i % 3 == 1:
+        return x[0]
+    return x[:, 1][: x.shape[1]]
+
+
+def one_of_two(x, y, k, out):
+    for i in range(x.shape[0]):
+        row = x[i] if i % 2 else y[i]
+        other = x[k[i]] if k[i] >= 0 else x[0, :]
+        a, b = (x[i], y[0]) if other[0] > 0 else (y[i], x[0])
+        third = x[i, 1:] if k[i] > 1 else y[i, :-1] if k[i] > 0 else x[0, 1:]
+        if row.sum() > 0:
+            row = y[1]
+        whole = x if k[i] > 0 else y
+        out[i] = row.sum() * 2 + other.max() + torch.dot(a, b) + third.mean() + whole[i, 1]
+        for v in either_row(x, i):
+            out[i] = out[i] * 0.5 + v
+
+
+def one_of_two_is_stored_into(x, y, k, out):
+    for i in range(x.shape[0]):
+        row = x[i] if k[i] > 0 else y[i]
+        row[0] = i
+        row += 1.5
+        out[i] = row[1]
+
+
+@pytest.mark.parametrize("function", [one_of_two, one_of_two_is_stored_into])
+def test_rows_that_a_condition_chooses(function) -> None:
+    x, y = torch.randn(2, 5, 4, dtype=torch.float64).unbind()
+    k = torch.tensor([1, -1, 3, 2, 0])
+    wanted = [x.clone(), y.clone(), k, torch.zeros(5, dtype=torch.float64)]
+    found = [v.clone() for v in wanted]
+    function(*wanted)
+    weft.kernel(function)(*found)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_gradients_of_rows_that_a_condition_chooses() -> None:
+    @weft.kernel
+    def chosen(x, y):
+        out = torch.empty(x.shape[0], dtype=x.dtype)
+        for i in range(x.shape[0]):
+            row = x[i] if i % 2 else y[i]
+            other = x[0, 1:] if y[i, 0] > 0 else x[1, :-1]
+            out[i] = (row[1:] * other).sum()
+        return out
+
+    given = [torch.randn(4, 3, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    assert torch.autograd.gradcheck(chosen, given)
+
+
+def test_rows_of_several_types_are_no_value() -> None:
+    @weft.kernel
+    def mixed(x, m, out):
+        for i in range(3):
+            row = x[i] if i % 2 else m[i]
+            out[i] = row[0]
+
+    with pytest.raises(weft.KernelTypeError, match="one side is a part of the tensor `x` and"):
+        mixed(torch.zeros(3, 2), torch.zeros(3, 2, dtype=torch.int32), torch.empty(3))

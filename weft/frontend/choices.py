@@ -32,7 +32,8 @@ from weft.frontend.kinds import (
     flatten,
     kind_of,
 )
-from weft.ir.core import Value
+from weft.ir.core import Op, Value
+from weft.values import frozen
 
 MOST = 64  # tensors that one is chosen of: each makes a branch
 Index = Scalar | Static
@@ -79,7 +80,99 @@ def holds(x: Operand) -> bool:
         return bool(x.items) and all(map(holds, x.items))
     if isinstance(x, Tensor):
         return x.length is None
-    return isinstance(x, Part) or (isinstance(x, Row) and x.view is not None)
+    return isinstance(x, Part) or (
+        isinstance(x, Row) and (x.view is not None or x.choice is not None)
+    )
+
+
+def either(
+    cx: Lowering, op: Op, sides: Sequence[Operand], yields: Sequence[list[Value]], name: str,
+    span: Span,
+) -> Operand | None:  # fmt: skip
+    """The part of a tensor that each branch of ``op``, a condition, gives: one of the two. Adds the
+    subscripts to what the branches yield. None of others. Raises ``KernelTypeError``."""
+    a, b = sides
+    if isinstance(a, Tup) and isinstance(b, Tup):
+        if len(a.items) != len(b.items) or (a.names, a.struct) != (b.names, b.struct):
+            return None
+        if not (holds(a) and holds(b)):
+            return None
+        columns = zip(a.items, b.items, strict=True)
+        made = [either(cx, op, column, yields, name, span) for column in columns]
+        known = [x for x in made if x is not None]
+        return Tup(known, a.names, a.struct) if len(known) == len(made) else None
+    if isinstance(a, Part) and isinstance(b, Part) and a.tensor.memref is b.tensor.memref and (
+        len(a.indices) == len(b.indices)
+    ):  # fmt: skip
+        first = len(op.results)
+        for values, part in zip(yields, (a, b), strict=True):
+            values += part.indices
+        op.results += [Value(v.type, "", op) for v in a.indices]
+        return Part(a.tensor, op.results[first:])
+    found: list[_Several] = []
+    for region, side in zip(op.regions, sides, strict=True):
+        with cx.builder.at(region):
+            several = _several(cx, side)
+        if several is None or any(v.tensor.local or v.tensor.length for v in several.views):
+            return None
+        found.append(several)
+    sizes = [several.sizes for several in found]
+    first, second = (several.views[0] for several in found)
+    if not _alike((first, sizes[0]), (second, sizes[1])):
+        return None
+    out = [several.moved(_moving(cx, op, k, yields)) for k, several in enumerate(found)]
+    holding, (one, other) = op.operands[0], out
+    count = Static(len(one.views))
+    after = cx.scalars.binary("+", count, other.index, span)
+    index = cx.scalars.select(holding, one.index, after, span)
+    pairs = zip(one.sizes, other.sizes, strict=True)
+    extents = [cx.scalars.select(holding, x, y, span) for x, y in pairs]
+    row = row_of(cx, Choice((*one.views, *other.views), index, name), extents)  # type: ignore[arg-type]
+    return row if extents else row.at([])
+
+
+@frozen
+class _Several:
+    """One of ``views``, by a number, which have such sizes."""
+
+    views: tuple[View, ...]
+    index: Index
+    sizes: list[Index]
+
+    def moved(self, move: Callable[[Value], Value]) -> _Several:
+        """The same of other values."""
+
+        def number(x: Index) -> Index:
+            return Scalar(move(x.value), x.dtype) if isinstance(x, Scalar) else x
+
+        def axis(x: Value | Along) -> Value | Along:
+            return move(x) if isinstance(x, Value) else replace(x, start=number(x.start))
+
+        views = tuple(View(v.tensor, tuple(map(axis, v.axes))) for v in self.views)
+        return _Several(views, number(self.index), [number(x) for x in self.sizes])
+
+
+def _several(cx: Lowering, x: Operand) -> _Several | None:
+    if isinstance(x, Row) and x.choice is not None:
+        return _Several(x.choice.views, x.choice.index, list(x.extents))
+    part = _part(cx, x)
+    return None if part is None else _Several((part[0],), Static(0), part[1])
+
+
+def _moving(
+    cx: Lowering, op: Op, branch: int, yields: Sequence[list[Value]]
+) -> Callable[[Value], Value]:  # fmt: skip
+    """What gives a value of a branch of ``op`` behind it: the other branch yields 0."""
+
+    def move(value: Value) -> Value:
+        with cx.builder.at(op.regions[1 - branch]):
+            zero = cx.builder.constant(0, value.scalar)
+        for k, values in enumerate(yields):
+            values.append(value if k == branch else zero)
+        op.results.append(Value(value.type, "", op))
+        return op.results[-1]
+
+    return move
 
 
 def _part(cx: Lowering, x: Operand) -> tuple[View, list[Index]] | None:

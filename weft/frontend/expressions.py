@@ -43,6 +43,7 @@ from weft.frontend.kinds import (
     flatten,
     join,
     kind_of,
+    same_operand,
 )
 from weft.frontend.names import dotted, is_known_module
 from weft.frontend.scope import ABSENT, Guard, place_of
@@ -519,14 +520,19 @@ def choose(
         sides = [Vec([x] * len(like.items), like.shape)
                  if isinstance(x, Scalar | Static) and dtype_of(x) else x
                  for x in sides]  # fmt: skip
+    values: list[list[Value]] = [[], []]
+    if all(map(choices.holds, sides)) and not same_operand(*sides):
+        row = choices.either(cx, op, sides, values, "a if c else b", span)
+        if row is not None:
+            _end(op, b, values)
+            return row
     kind = join(kind_of(sides[0]), kind_of(sides[1]), "", span)
     if isinstance(kind, OpaqueKind):
         _end(op, b, [[], []])
         return sides[0]
-    values: list[list[Value]] = []
-    for region, x in zip(op.regions, sides, strict=True):
+    for region, x, yielded in zip(op.regions, sides, values, strict=True):
         with b.at(region):
-            values.append(flatten(cx.coerce(x, kind, span)))
+            yielded += flatten(cx.coerce(x, kind, span))
     _end(op, b, values)
     op.results += [Value(t, owner=op) for t in cx.types(kind)]
     return cx.rebuild(kind, iter(op.results))

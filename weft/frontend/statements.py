@@ -9,6 +9,7 @@ from weft.errors import KernelTypeError, Span
 from weft.frontend import (
     aggregates,
     casts,
+    choices,
     elements,
     expressions,
     growing,
@@ -336,6 +337,11 @@ def _merge(
             continue
         if opaque:
             if not same_operand(*sides):
+                both = [s for s in sides if s is not None]
+                row = choices.either(cx, op, both, yields, name, span) if len(both) == 2 else None
+                if row is not None:
+                    cx.frame.env[name] = row
+                    continue
                 if name in only_targets(body):
                     cx.frame.env[name] = Unbound("loops in the branches of an `if` assign it")
                     continue

@@ -164,7 +164,7 @@ class Compiled(build.Made):
 class WebGpu:
     """Shaders in ``dialect`` for what ``device`` gives."""
 
-    version = 4
+    version = 5
 
     def __init__(
         self, name: str = "webgpu", dialect: str = "wgsl", device: Callable[[], Device] = device

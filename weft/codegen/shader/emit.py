@@ -148,7 +148,7 @@ def _stage(
     e = Expressions(dialect)
     changed, atomic = set(map(whole, written(stage))), atomically_updated(stage)
     joined = runs(stage) if dialect.vectors else {}
-    joined = {op: run for op, run in joined.items() if whole(memory(op)[0]) not in atomic}
+    joined = {op: place for op, place in joined.items() if whole(memory(op)[0]) not in atomic}
     vectors = {whole(memory(op)[0]) for op in joined}
     slots = argument_slots(function)
     at = {(s.kind, s.arg, s.axis): FIRST + 2 * k for k, s in enumerate(slots)}

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from weft.codegen.shader.dialects import Dialect, UnsupportedInShaderError, register, type_of
 from weft.codegen.shader.memory import Accesses, Buffer, View
 from weft.codegen.shader.rules import Expressions, narrowed, widened
-from weft.codegen.shader.runs import WIDTH
+from weft.codegen.shader.runs import WIDTH, Place
 from weft.codegen.shader.writer import Writer, Written
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.interp import evaluate
@@ -27,7 +27,7 @@ class Printer(Writer):
     def __init__(
         self, function: Function, dialect: Dialect, e: Expressions, threads: tuple[int, int, int],
         private: int, views: Mapping[Value, View], names: Mapping[Value, str],
-        low: Mapping[Value, str], atomic: Set[Value], joined: Mapping[Op, tuple[Op, ...]],
+        low: Mapping[Value, str], atomic: Set[Value], joined: Mapping[Op, Place],
         watch: bool,
     ) -> None:  # fmt: skip
         super().__init__(dialect, e, names, watch)
@@ -94,8 +94,8 @@ class Printer(Writer):
         return found
 
     def access(self, op: Op) -> None:
-        if (run := self.runs.get(op)) is not None:
-            self.four(op, run)
+        if (place := self.runs.get(op)) is not None:
+            self.four(op, place)
             return
         _, _, values = memory(op)
         view, at = self.place_of(op)
@@ -124,8 +124,12 @@ class Printer(Writer):
         at = self.offset(view, [self.of(v) for v in subscripts])
         return view, f"{at} + {op.attrs['offset']}" if "offset" in op.attrs else at
 
-    def four(self, op: Op, run: tuple[Op, ...]) -> None:
+    def four(self, op: Op, place: Place) -> None:
         """What ``op`` is one of four of: loads at the first of them, stores at the last."""
+        run = place.run
+        if run[place.k] is not op:  # loaded already
+            self.names[op.result] = self.names[run[place.k].result]
+            return
         first = op not in self.done and not any(o in self.done for o in run)
         self.done.add(op)
         load = op.name == "memref.load"

@@ -13,6 +13,8 @@ from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import f32, i32
 from weft.ir.views import constant_of, memory
+from weft.ir.writes import written
+from weft.values import frozen
 
 WIDTH = 4
 _SPAN = 256  # operations, between the first and the last of a run
@@ -20,16 +22,31 @@ _SPAN = 256  # operations, between the first and the last of a run
 Form = tuple[frozenset[tuple[int, int]], int]  # factors and how often each is there; a constant
 
 
-def runs(function: Function) -> dict[Op, tuple[Op, ...]]:
-    """Of each load or store of a run, the operations of it, in the order of their addresses. All
-    loads may be done where the first is, all stores where the last is."""
-    found: dict[Op, tuple[Op, ...]] = {}
-    forms = _Forms()
+@frozen
+class Place:
+    """One of four neighbours: ``run[k]``, or a later load of the same element."""
+
+    run: tuple[Op, ...]
+    k: int
+
+
+def runs(function: Function) -> dict[Op, Place]:
+    """Of each load or store of a run, its place; the operations of a run are in the order of their
+    addresses. All loads may be done where the first is, all stores where the last is."""
+    found: dict[Op, Place] = {}
+    forms, changed = _Forms(), written(function)
     for block in _blocks(function.body):
-        for place, op in enumerate(block.ops):
-            if op not in found and _begins(op):
-                made = _run(block.ops[place:], forms)
-                found.update(dict.fromkeys(made, made))
+        for begin, op in enumerate(block.ops):
+            if op in found or not _begins(op):
+                continue
+            run = _run(block.ops[begin:], forms)
+            found.update((o, Place(run, k)) for k, o in enumerate(run))
+            if run and memory(op)[0] not in changed:
+                for later in block.ops[begin:]:
+                    if later.name == "memref.load" and later not in found:
+                        k = forms.between(op, later)
+                        if 0 <= k < WIDTH:
+                            found[later] = Place(run, k)
     return found
 
 
@@ -55,20 +72,18 @@ def _lasts(memref: Value) -> bool:
 def _run(ops: Sequence[Op], forms: _Forms) -> tuple[Op, ...]:
     """The run that the first of ``ops`` begins; () where it does not."""
     first = ops[0]
-    memref, rows, at = forms.place(first)
+    memref = memory(first)[0]
     found: dict[int, Op] = {}
     for op in ops[:_SPAN]:
         if op.regions:
             break
         if op.name in ("memref.load", "memref.store") and memory(op)[0] is memref:
-            _, other, (terms, away) = forms.place(op)
-            if op.name == first.name and other == rows and terms == at[0]:
-                away -= at[1]
-                if 0 <= away < WIDTH and away not in found:
-                    found[away] = op
-                    if len(found) == WIDTH:
-                        return tuple(found[k] for k in range(WIDTH))
-                    continue
+            away = forms.between(first, op)
+            if op.name == first.name and 0 <= away < WIDTH and away not in found:
+                found[away] = op
+                if len(found) == WIDTH:
+                    return tuple(found[k] for k in range(WIDTH))
+                continue
             if "memref.store" in (op.name, first.name):
                 break
         elif op.name not in ("memref.load", "memref.store", "memref.dim") and not OPS[op.name].pure:
@@ -89,6 +104,15 @@ class _Forms:
         *outer, last = map(self.of, subscripts)
         terms, constant = last
         return memref, tuple(outer), (terms, constant + op.attrs.get("offset", 0))
+
+    def between(self, first: Op, other: Op) -> int:
+        """How many elements of a row ``other`` accesses behind ``first``; -1 where that is not
+        known."""
+        memref, rows, (terms, begin) = self.place(first)
+        if memory(other)[0] is not memref:
+            return -1
+        _, others, (own, at) = self.place(other)
+        return at - begin if others == rows and own == terms else -1
 
     def of(self, value: Value) -> Form:
         found = self.known.get(value)

@@ -79,7 +79,9 @@ class Metal:
     def read(self, buffer: Any, size: int) -> Any:
         return memoryview(buffer)[: -(-size // 4) * 4]
 
-    def pipeline(self, stage: Stage, name: str, threads: tuple[int, int, int]) -> Run:
+    def pipeline(
+        self, stage: Stage, name: str, threads: tuple[int, int, int], *, free: bool
+    ) -> Run:
         self.texts += 1
         x, y, z = threads
         arguments = "".join(f"Any{{buffers[{k}]}}, " for k in range(len(stage.buffers)))
@@ -102,11 +104,15 @@ class Metal:
         for buffer, check in checks:
             check(buffer)
 
-    def group(self, pipeline: Run, buffers: Sequence[Any]) -> Sequence[Any]:
+    def group(self, pipeline: Run, buffers: Sequence[Any], free: int = 0) -> Sequence[Any]:
         return buffers
 
-    def run(self, stages: Sequence[tuple[Run, Sequence[Any], tuple[int, int, int]]]) -> None:
+    def run(
+        self, stages: Sequence[tuple[Run, Sequence[Any], tuple[int, int, int]]], words: bytes = b""
+    ) -> None:
         for run, buffers, grid in stages:
+            if words:
+                buffers = [(ctypes.c_char * len(words)).from_buffer_copy(words), *buffers]
             places = (ctypes.c_void_p * len(buffers))(*map(ctypes.addressof, buffers))
             assert run(places, *grid) == 0, "a barrier that some threads of a block do not come to"
 

@@ -131,3 +131,39 @@ def test_tiles_stage_rows_in_the_memory_of_a_workgroup(caplog: pytest.LogCapture
     assert "staged=" in by
     expected = causal_conv(w, k, 0.1)
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-3)
+
+
+@weft.kernel
+def stepped(x: torch.Tensor, a: float, n: int) -> None:
+    for i in range(x.shape[0]):
+        x[i] = x[i] + a * n
+
+
+def test_numbers_that_change_bind_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More calls than a batch has, each with a number of its own."""
+    from weft.runtime.webgpu_device import device
+
+    count, group, x = 0, device().group, webgpu.buffer(torch.zeros(5))
+
+    def counted(*args: object) -> object:
+        nonlocal count
+        count += 1
+        return group(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(device(), "group", counted)
+    kernel = stepped.on("webgpu")
+    for k in range(100):
+        kernel(x, 0.5 * k, 2 + k // 90)
+    assert count == 2  # an integer may decide on a schedule
+    assert x.tolist() == 5 * [sum(0.5 * k * (2 + k // 90) for k in range(100))]
+
+
+def test_numbers_of_many_kernels_share_a_batch() -> None:
+    x = [webgpu.buffer(torch.zeros(3)) for _ in range(4)]
+    kernel, other = stepped.on("webgpu"), histogram.on("webgpu")
+    few, counts = webgpu.buffer(torch.zeros(9).int()), webgpu.buffer(torch.zeros(1).int())
+    for k in range(40):
+        kernel(x[k % 4], 1.0 + k, 1)
+        other(few, counts)
+    for k in range(4):
+        assert x[k].tolist() == 3 * [sum(1.0 + j for j in range(k, 40, 4))]

@@ -17,6 +17,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -126,17 +127,17 @@ class Compiled(build.Made):
         most = self.on.limits.get("max-compute-workgroup-storage-size", (form and form.shared) or 0)
         return form if form is None or form.shared <= most else None
 
-    def pipeline(self, wanted: Wanted, stage: int) -> Any:
+    def pipeline(self, wanted: Wanted, stage: int, *, free: bool) -> Any:
         key = wanted, stage
         found = self.pipelines.get(key)
         if found is None:
             form = self.form(wanted)
             assert form is not None
             with timing.stage("load"):
-                found = self.pipelines[key] = self._made(form.stages[stage], form.threads)
+                found = self.pipelines[key] = self._made(form.stages[stage], form.threads, free)
         return found
 
-    def _made(self, stage: Stage, threads: Dims) -> Any:
+    def _made(self, stage: Stage, threads: Dims, free: bool) -> Any:
         on, name = self.on, self.loop.summary.name
         missing = [f for f in stage.features if f not in on.features]
         if missing:
@@ -158,7 +159,7 @@ class Compiled(build.Made):
                 f"the loop of `{name}` runs in blocks of {math.prod(threads)} threads, and "
                 f"{on.name} has blocks of {most} at most: run it on a CPU"
             )
-        return on.pipeline(stage, name, threads)
+        return on.pipeline(stage, name, threads, free=free)
 
 
 class WebGpu:
@@ -216,8 +217,9 @@ class Launch:
 @frozen
 class Binding:
     """A launch with its buffers: ``own`` ones besides those of tensors. ``checked``: it has an
-    error record."""
+    error record. ``parts``: those in which blocks leave something."""
 
+    parts: int
     stages: tuple[tuple[Any, Any, tuple[int, int, int]], ...]
     own: tuple[Any, ...]
     checked: bool
@@ -240,8 +242,15 @@ class Call:
         self.compiled, self.facts, self.on, self.error = compiled, compiled.facts, on, error
         self.first = next((k for k, s in enumerate(self.facts.slots) if s.kind != "pointer"), 0)
         kinds = [slot.kind for slot in self.facts.slots]
+        # Numbers that decide nothing but what is computed: each call brings them along.
+        deciding = {int(step[1]) for step in self.facts.nest.program if step[0] == "slot"}
+        free = [k for k, kind in enumerate(kinds)
+                if kind == "float" or (kind == "int" and k not in deciding)]  # fmt: skip
+        self.free = bool(free)
+        ends = [-1, *free, len(kinds)]
+        self.fixed = [slice(8 * (a + 1), 8 * b) for a, b in pairwise(ends) if a + 1 < b]
         self.choice: Choice | None = None  # of the last new sizes and numbers
-        self.sizes = [k for k, kind in enumerate(kinds) if kind not in ("pointer", "float")]
+        self.sizes = [k for k, kind in enumerate(kinds) if kind != "pointer" and k not in free]
         self.launches: dict[bytes, Launch | None] = {}
         self.bindings: dict[tuple[Any, ...], Binding] = {}
         self.ready: dict[bytes, Ready] = {}
@@ -250,11 +259,15 @@ class Call:
     def __call__(self, slots: bytes) -> None:
         on = self.on
         with on.lock:
-            ready = self.ready.get(slots)
-            if ready is None or ready.epoch != on.epoch or not self._again(ready):
+            ready = self.ready.get(self._fixed(slots))
+            if ready is None or ready.epoch != on.epoch or not self._again(ready, slots):
                 self._anew(slots)
 
-    def _again(self, ready: Ready) -> bool:
+    def _fixed(self, slots: bytes) -> bytes:
+        """Words that buffers and grids depend on."""
+        return b"".join([slots[part] for part in self.fixed]) if self.free else slots
+
+    def _again(self, ready: Ready, slots: bytes) -> bool:
         """Runs what ran before, where all elements are still on the device."""
         written: list[Home] = []
         for reference, writes in ready.homes:
@@ -263,18 +276,18 @@ class Call:
                 return False
             if writes:
                 written.append(home)
-        self._run(ready.binding, written)
+        self._run(ready.binding, written, slots)
         if ready.binding.checked:
             self.on.later(self.record, self._check)
         return True
 
-    def _run(self, binding: Binding, written: Sequence[Home]) -> None:
-        self.on.run(binding.stages)
+    def _run(self, binding: Binding, written: Sequence[Home], slots: bytes) -> None:
+        self.on.run(binding.stages, self._words(slots, binding.parts) if self.free else b"")
         for home in written:
             home.newest = DEVICE
 
     def _anew(self, slots: bytes) -> None:
-        key = slots[8 * self.first :]
+        key = self._fixed(slots)[8 * self.first :]
         sizes = b"".join([slots[8 * k : 8 * k + 8] for k in self.sizes])
         if sizes not in self.launches:
             if len(self.launches) >= _MOST_LAUNCHES:
@@ -288,9 +301,10 @@ class Call:
         homes: dict[str, Home] = {}
         try:
             moved = self._uploaded(launch, form, slots, buffers, homes)
-            binding = self._binding(launch, key, {**buffers, **_buffers(homes)})
+            binding = self._binding(launch, key, slots, {**buffers, **_buffers(homes)})
             changed = {f"a{k}" for k in self.facts.changed}
-            self._run(binding, [home for name, home in homes.items() if name in changed])
+            self._run(binding, [home for name, home in homes.items() if name in changed],
+                      slots)  # fmt: skip
             back = self._downloaded(launch, slots, buffers)
             if log_launch.isEnabledFor(logging.DEBUG):
                 log_launch.debug(
@@ -308,7 +322,7 @@ class Call:
         if not buffers and homes:
             if len(self.ready) >= _MOST_BINDINGS:
                 self.ready.clear()
-            self.ready[slots] = Ready(
+            self.ready[self._fixed(slots)] = Ready(
                 binding, tuple((weakref.ref(h), n in changed) for n, h in homes.items()), on.epoch
             )
 
@@ -393,7 +407,9 @@ class Call:
             home.placed(self.on, self.on.buffer(max(home.bytes, 4)))
         return True
 
-    def _binding(self, launch: Launch, key: bytes, buffers: dict[str, Any]) -> Binding:
+    def _binding(
+        self, launch: Launch, key: bytes, slots: bytes, buffers: dict[str, Any]
+    ) -> Binding:
         on = self.on
         if self.epoch != on.epoch or len(self.bindings) >= _MOST_BINDINGS:
             for old in self.bindings.values():
@@ -405,26 +421,29 @@ class Call:
         place = (key, *((name, id(buffer)) for name, buffer in buffers.items()))
         found = self.bindings.get(place)
         if found is None:
-            found = self.bindings[place] = self._bound(launch, key, buffers)
+            found = self.bindings[place] = self._bound(launch, slots, buffers)
         return found
 
-    def _bound(self, launch: Launch, key: bytes, buffers: dict[str, Any]) -> Binding:
+    def _bound(self, launch: Launch, slots: bytes, buffers: dict[str, Any]) -> Binding:
         on, form = self.on, launch.form
         used = {name for stage in form.stages for name in stage.buffers}
-        words = self._words(bytes(8 * self.first) + key, launch.parts)
-        own = {"params": on.buffer(len(words))}
-        on.upload(own["params"], words)
+        words = self._words(slots, launch.parts)
+        own: dict[str, Any] = {}
+        if not self.free:
+            own["params"] = on.buffer(len(words))
+            on.upload(own["params"], words)
         checked = "error" in used
         shared = {"error": self.record} if checked else {}
         if "partials" in used:
             own["partials"] = on.buffer(max(launch.words, 1) * form.word)
         stages = []
         for k, (stage, grid) in enumerate(zip(form.stages, launch.grids, strict=False)):
-            pipeline = self.compiled.pipeline(launch.wanted, k)
+            pipeline = self.compiled.pipeline(launch.wanted, k, free=self.free)
             given = {**buffers, **own, **shared}
-            bound = [given[n] for n in stage.buffers]
-            stages.append((pipeline, on.group(pipeline, bound), grid))
-        return Binding(tuple(stages), tuple(own.values()), checked)
+            bound = [given[n] for n in stage.buffers if n in given]
+            free = len(words) if self.free else 0
+            stages.append((pipeline, on.group(pipeline, bound, free), grid))
+        return Binding(launch.parts, tuple(stages), tuple(own.values()), checked)
 
     def _words(self, slots: bytes, blocks: int) -> bytes:
         """What "params" has."""

@@ -18,6 +18,8 @@ from weft.lang.resident import Home
 from weft.values import frozen
 
 _KEPT = 256 << 20  # bytes of buffers that wait for the next call
+_NUMBERS = 1 << 16  # bytes of the arguments of a batch
+_APART = 256  # bytes, from one call's to the next: what any device allows
 _BATCH = 16  # dispatches that are given to the queue together: giving costs as much as eight
 
 
@@ -91,6 +93,7 @@ class Device:
         self._pass: Any = None
         self._waiting = 0
         self._batch: set[int] = set()  # ids of the buffers in it
+        self._numbers = bytearray()  # of its calls, which come into ``numbers`` with it
         self._checks: dict[Any, Callable[[Any], None]] = {}
 
     # -- buffers
@@ -149,19 +152,23 @@ class Device:
 
     # -- pipelines
 
-    def pipeline(self, stage: Stage, name: str, threads: tuple[int, int, int]) -> Pipeline:
-        """A module of the loop ``name``, compiled. Raises ``WebGpuError``."""
+    def pipeline(
+        self, stage: Stage, name: str, threads: tuple[int, int, int], *, free: bool
+    ) -> Pipeline:
+        """A module of the loop ``name``, compiled. ``free``: each dispatch brings its arguments
+        along. Raises ``WebGpuError``."""
         try:
-            return self._built(stage)
+            return self._built(stage, free)
         except self.wgpu.GPUError as error:
             raise WebGpuError(f"{self.name} refuses the loop of `{name}`: {error}") from error
 
-    def _built(self, stage: Stage) -> Pipeline:
+    def _built(self, stage: Stage, free: bool) -> Pipeline:
         module = self._module(stage.text)
         entries = [
             {"binding": k, "visibility": self.wgpu.ShaderStage.COMPUTE, "buffer": {
                 "type": "storage" if name in stage.written else
-                "uniform" if name == "params" else "read-only-storage"}}
+                "uniform" if name == "params" else "read-only-storage",
+                "has_dynamic_offset": free and name == "params"}}
             for k, name in enumerate(stage.buffers)
         ]  # fmt: skip
         layout = self.device.create_bind_group_layout(entries=entries)
@@ -186,26 +193,43 @@ class Device:
         module = make(self.device._internal, described, 0)
         return native.GPUShaderModule("", module, self.device)
 
-    def group(self, pipeline: Pipeline, buffers: Sequence[Any]) -> Group:
-        """The buffers of a dispatch, bound."""
+    @functools.cached_property
+    def numbers(self) -> Any:
+        """The arguments of a batch's calls that bring theirs along."""
+        return self.buffer(_NUMBERS)
+
+    def group(self, pipeline: Pipeline, buffers: Sequence[Any], free: int = 0) -> Group:
+        """The buffers of a dispatch, bound; behind so many bytes that it brings along, if any."""
+        sizes = [(buffer, buffer.size) for buffer in buffers]
+        if free:
+            sizes.insert(0, (self.numbers, -(-free // 16) * 16))
         entries = [
-            {"binding": b, "resource": {"buffer": buffer, "offset": 0, "size": buffer.size}}
-            for b, buffer in enumerate(buffers)
+            {"binding": b, "resource": {"buffer": buffer, "offset": 0, "size": size}}
+            for b, (buffer, size) in enumerate(sizes)
         ]
         group = self.device.create_bind_group(layout=pipeline.layout, entries=entries)
         return Group(group, frozenset(map(id, buffers)))
 
     # -- the queue
 
-    def run(self, stages: Sequence[tuple[Pipeline, Group, tuple[int, int, int]]]) -> None:
-        """Puts pipelines with their groups on grids into the batch, one after the other."""
+    def run(
+        self, stages: Sequence[tuple[Pipeline, Group, tuple[int, int, int]]], words: bytes = b""
+    ) -> None:
+        """Puts pipelines with their groups on grids into the batch, one after the other. ``words``:
+        the arguments that they bring along."""
+        if len(self._numbers) + len(words) > _NUMBERS - _APART:
+            self.submit()
+        place: list[int] = []
+        if words:
+            place = [len(self._numbers)]
+            self._numbers += words + bytes(-len(words) % _APART)
         work = self._pass
         if work is None:
             self._encoder = self.device.create_command_encoder()
             work = self._pass = self._encoder.begin_compute_pass()
         for pipeline, group, grid in stages:
             work.set_pipeline(pipeline.pipeline)
-            work.set_bind_group(0, group.group)
+            work.set_bind_group(0, group.group, place)
             self._batch |= group.buffers
             work.dispatch_workgroups(*grid)
         self._waiting += len(stages)
@@ -221,7 +245,10 @@ class Device:
         self._waiting = 0
         self._batch.clear()
         self.submits += 1
+        words, self._numbers = self._numbers, bytearray()
         try:
+            if words:
+                self.device.queue.write_buffer(self.numbers, 0, words)
             work.end()
             self.device.queue.submit([encoder.finish()])
         except self.wgpu.GPUError as error:

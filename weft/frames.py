@@ -1,17 +1,32 @@
-"""Tracebacks that show the user's frames, not weft's: all of them with ``WEFT_TRACEBACK=full``."""
+"""Weft's own frames: tracebacks without them (all of them with ``WEFT_TRACEBACK=full``), and what
+torch.compile does not look into."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import ParamSpec, TypeVar
+
+from torch._C._dynamo import eval_frame
 
 from weft.errors import InternalError, WeftError
 from weft.options import full_traceback
 
 P = ParamSpec("P")
 R = TypeVar("R")
+# pyright: reportPrivateUsage=false
+_SKIPPED = eval_frame._FrameExecStrategy(
+    eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
+)  # this frame, and those of what it calls
+
+
+def eager(function: Callable[P, R]) -> Callable[P, R]:
+    """``function``, of which torch.compile does not compile the frame, nor those of what it calls,
+    where it broke a graph in front of it; where it is called in a graph, it is traced."""
+    assert isinstance(function, FunctionType)
+    eval_frame.set_code_exec_strategy(function.__code__, _SKIPPED)
+    return function
 
 
 def user_frames(function: Callable[P, R]) -> Callable[P, R]:

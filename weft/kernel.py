@@ -16,7 +16,7 @@ from torch.autograd import profiler
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 from weft.errors import KernelTypeError
-from weft.frames import shorten, user_frames
+from weft.frames import eager, shorten, user_frames
 from weft.frontend.hints import configured_loops
 from weft.frontend.names import Scope
 from weft.frontend.parameters import Parameter, returned_types
@@ -25,6 +25,7 @@ from weft.lang import field, numbers
 from weft.options import Options, asked, default_options
 from weft.pytorch import overrides
 from weft.pytorch.annotations import check_once, is_checked
+from weft.pytorch.dynamo import original
 from weft.pytorch.namespace import namespace_of
 from weft.runtime.entry import PLAIN, dispatched, make_entry
 from weft.runtime.launch import Implementations, Launcher, Tuning
@@ -299,6 +300,7 @@ class Kernel(Definition):
         namespace_of(namespace).announce(self._op_name, self)
 
     # --- calling ---------------------------------------------------------------------------------
+    @eager
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _is_dynamo_compiling():
             self._ready()
@@ -377,8 +379,6 @@ class Kernel(Definition):
     def _torchdynamo_orig_callable(self) -> Callable[..., Any]:
         """What torch.compile of the kernel by itself compiles: a function with a code object of its
         own, which counts recompilations. Objects that are called share one."""
-        from weft.pytorch.dynamo import original  # only under torch.compile
-
         return original(self)
 
     def _explain(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

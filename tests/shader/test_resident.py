@@ -444,3 +444,18 @@ def test_tapes_over_fields_that_live_there(taichi) -> None:
         torch.testing.assert_close(loss[None].item(), (expected**2).sum().item())
         descend()
     torch.testing.assert_close(x.to_torch(), torch.arange(8.0) / 8)
+
+
+@pytest.mark.slow
+def test_a_compiled_function_breaks_its_graph_in_front_of_kernels() -> None:
+    """torch.compile went into frames of weft's then, and failed there."""
+    x = buffer(torch.randn(5))
+
+    @torch.compile(backend="eager")
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return doubled(x) + 1
+
+    for _ in range(2):
+        torch.testing.assert_close(plain(function(x)), 2 * plain(x) + 1)
+    y = torch.randn(5)
+    torch.testing.assert_close(function(y), 2 * y + 1)

@@ -26,6 +26,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from weft.errors import KernelTypeError
+from weft.frames import eager
 from weft.lang.field import Field, Housed
 
 # How many share a storage has no public name.
@@ -130,6 +131,7 @@ class Resident(Housed, torch.Tensor):
         return made
 
     @classmethod
+    @eager
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:

@@ -10,16 +10,13 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch._C._dynamo import eval_frame
 from torch.autograd.function import BackwardCFunction
 from torch.torch_version import TorchVersion
 
+from weft.frames import eager
 from weft.runtime.launch import KernelLike
 
-# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
-_SKIPPED = eval_frame._FrameExecStrategy(
-    eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
-)  # this frame, and those of what it calls
+# pyright: reportAttributeAccessIssue=false
 
 
 def untraced(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,8 +32,7 @@ def untraced(backward: Callable[..., Any]) -> Callable[..., Any]:
         "what calls it, the kernel has an operator for it that graphs hold"
     )
     backward.__code__ = backward.__code__.replace()  # what decorators make shares its code
-    eval_frame.set_code_exec_strategy(backward.__code__, _SKIPPED)
-    return backward
+    return eager(backward)
 
 
 def is_compiled(ctx: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,6 @@ from weft.errors import GradientError
 from weft.frames import user_frames
 from weft.frontend.specs import Spec
 from weft.ir.types import MemRefType
-from weft.lang.field import Housed
 from weft.pytorch import overwriting, tape
 from weft.pytorch.batches import (
     expanded,
@@ -44,7 +43,7 @@ from weft.pytorch.overwriting import Held, Referred
 from weft.pytorch.ownership import owned
 from weft.pytorch.references import REFERENCES
 from weft.pytorch.sorted_rows import added, order_of
-from weft.pytorch.workspaces import Workspaces, computed_in, unfilled
+from weft.pytorch.workspaces import Workspaces, computed_in, of_gradient
 from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.fastpath import passed
 from weft.runtime.launch import Launcher, one_or_all, overlaps
@@ -88,19 +87,6 @@ class Call:
             if name not in env:
                 env[name] = value
         return env
-
-
-def _fresh(
-    ctx: Any, n: int, dtype: torch.dtype, known: Iterable[Any], *, plain: bool, fill: bool
-) -> torch.Tensor:
-    """Memory for the gradient of tensor ``n``: on a device without tensors of torch's where what is
-    ``known`` lives there. ``fill``: with zeros; ``plain``: nothing is derived from it."""
-    shape = ctx.shapes[n]
-    lives = next((v for v in known if isinstance(v, Housed)), None)
-    if isinstance(lives, torch.Tensor):
-        return (lives.new_zeros if fill else lives.new_empty)(shape, dtype=dtype)
-    make = torch.zeros if fill else unfilled if plain else torch.empty
-    return make(shape, dtype=dtype, device=ctx.device)
 
 
 class Launch(torch.autograd.Function):
@@ -193,7 +179,9 @@ class Launch(torch.autograd.Function):
                 env[name] = g.clone() if again else g
             elif k in call.wanted and k not in loop.written:
                 fill = name not in made.adjoint.defined
-                env[name] = _fresh(ctx, n, wide, env.values(), plain=plain, fill=fill)
+                env[name] = of_gradient(
+                    ctx.shapes[n], wide, ctx.device, env.values(), plain=plain, fill=fill
+                )
         for step in made.steps:
             for x in made.adjoint.sorted:
                 if x.order in step.names and x.order not in env:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -16,6 +16,7 @@ from weft.index.expression import Dim, Poly, evaluate
 from weft.ir.core import Op, Value, walk
 from weft.ir.views import accessed_by
 from weft.lang.dtypes import EIGHT_BITS
+from weft.lang.field import Housed
 from weft.runtime.signature import TORCH_DTYPES
 from weft.schedule.recurrences import Recurrences, recurrences
 from weft.values import mutable
@@ -304,6 +305,19 @@ def unfilled(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) 
         return torch.empty(shape, dtype=dtype, device=device)
     storage = torch.UntypedStorage(math.prod(shape) * dtype.itemsize, device=device)
     return torch.empty(0, dtype=dtype, device=device).set_(storage).resize_(shape)
+
+
+def of_gradient(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, known: Iterable[Any], *,
+    plain: bool, fill: bool,
+) -> torch.Tensor:  # fmt: skip
+    """Memory for a gradient: on a device without tensors of torch's where any tensor of ``known``
+    lives there. ``fill``: with zeros; ``plain``: nothing is derived from it."""
+    lives = next((v for v in known if isinstance(v, Housed)), None)
+    if isinstance(lives, torch.Tensor):
+        return (lives.new_zeros if fill else lives.new_empty)(tuple(shape), dtype=dtype)
+    make = torch.zeros if fill else unfilled if plain else torch.empty
+    return make(tuple(shape), dtype=dtype, device=device)
 
 
 def workspaces(

@@ -7,11 +7,12 @@ from copy import copy
 
 from weft import timing
 from weft.codegen.cuda import program_of
+from weft.codegen.shader.arrays import atomically_updated, whole
 from weft.codegen.shader.dialects import MSL, WGSL, Dialect, UnsupportedInShaderError, type_of
 from weft.codegen.shader.expand import expand
 from weft.codegen.shader.functions import functions
 from weft.codegen.shader.memory import Buffer, View
-from weft.codegen.shader.printer import Printer, atomically_updated, whole
+from weft.codegen.shader.printer import Printer
 from weft.codegen.shader.rules import Expressions
 from weft.codegen.shader.runs import runs
 from weft.codegen.shading import (

@@ -1,0 +1,154 @@
+"""Arrays of a shader: where their elements are, and accesses to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+
+from weft.codegen.shader.dialects import Dialect, UnsupportedInShaderError, type_of
+from weft.codegen.shader.memory import Accesses, Buffer, View
+from weft.codegen.shader.rules import Expressions, narrowed, widened
+from weft.codegen.shader.runs import WIDTH, Place
+from weft.codegen.shader.writer import Writer
+from weft.ir.core import Function, Op, Value, walk
+from weft.ir.views import memory
+
+
+class Arrays(Writer):
+    """``views``, ``names``: of the function's arguments. ``private``: elements of a shared array
+    whose size a call decides. ``atomic``: arrays that are updated atomically. ``joined``: see
+    ``runs``."""
+
+    def __init__(
+        self, dialect: Dialect, e: Expressions, private: int, views: Mapping[Value, View],
+        names: Mapping[Value, str], atomic: Set[Value], joined: Mapping[Op, Place], watch: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(dialect, e, names, watch)
+        self.private, self.atomic, self.views = private, atomic, dict(views)
+        self.accesses = Accesses(self)
+        self.runs = joined
+        self.vectors = {whole(memory(op)[0]) for op in joined}
+        self.done: set[Op] = set()  # of these runs, what is written
+
+    def view(self, memref: Value) -> View:
+        found = self.views[memref]
+        self.made.used.add(found.buffer.name)
+        return found
+
+    def access(self, op: Op) -> None:
+        if (place := self.runs.get(op)) is not None:
+            self.four(op, place)
+            return
+        _, _, values = memory(op)
+        view, at = self.place_of(op)
+        element = view.buffer.element
+        if op.name == "memref.load":
+            self.let(op, op.result, self.accesses.load(view.buffer, at))
+        elif op.name == "memref.store":
+            self.accesses.store(view.buffer, at, self.of(values[0]))
+        elif not view.buffer.atomic:  # no two iterations can meet
+            found = self.accesses.load(view.buffer, at)
+            self.let(op, op.result, widened(self.e, found, element))
+            made = self.e.combined(
+                op.attrs["kind"], op.result.scalar, self.of(op.result), self.of(values[0])
+            )
+            self.accesses.store(view.buffer, at, narrowed(self.e, made, element))
+        else:
+            self.let(
+                op, op.result, self.accesses.atomic(op, view.buffer, at, list(map(self.of, values)))
+            )
+
+    def place_of(self, op: Op) -> tuple[View, str]:
+        """The array that ``op`` accesses, and where."""
+        memref, subscripts, _ = memory(op)
+        view = self.view(memref)
+        self.noted(op, *subscripts)
+        at = self.offset(view, [self.of(v) for v in subscripts])
+        return view, f"{at} + {op.attrs['offset']}" if "offset" in op.attrs else at
+
+    def four(self, op: Op, place: Place) -> None:
+        """What ``op`` is one of four of: loads at the first of them, stores at the last."""
+        run = place.run
+        if run[place.k] is not op:  # loaded already
+            self.names[op.result] = self.names[run[place.k].result]
+            return
+        first = op not in self.done and not any(o in self.done for o in run)
+        self.done.add(op)
+        load = op.name == "memref.load"
+        if first if load else all(o in self.done for o in run):
+            view, at = self.place_of(run[0])
+            if load:
+                loaded = self.accesses.load_four(view.buffer, at)
+                self.names.update(zip((o.result for o in run), loaded, strict=True))
+            else:
+                values = [self.of(memory(o)[2][0]) for o in run]
+                self.accesses.store_four(view.buffer, at, values)
+
+    def offset(self, view: View, subscripts: Sequence[str]) -> str:
+        terms = [
+            s if stride in ("1", "i32(1)") else f"{s} * {stride}"
+            for s, stride in zip(subscripts, view.strides, strict=True)
+        ]
+        return " + ".join(terms) or "0"
+
+    def alloca(self, op: Op) -> None:
+        type = op.result.memref
+        if type.shape is None and type.space == "shared":
+            self.private_array(op)
+            return
+        if type.shape is None:
+            raise UnsupportedInShaderError(
+                "a local array whose size is known at run time", op.span,
+                "give it a constant size",
+            )  # fmt: skip
+        count, strides = 1, []
+        for extent in reversed(type.shape):
+            strides.insert(0, str(count))
+            count *= extent
+        sizes = tuple(f"i32({n})" for n in type.shape)
+        self.array(op, max(count, 1), sizes, tuple(strides))
+
+    def private_array(self, op: Op) -> None:
+        """The block's copy of an array, contiguous; there is room for the next power of two."""
+        sizes = tuple(map(self.of, op.operands))
+        strides = (" * ".join(f"({s})" for s in sizes[k + 1 :]) or "1" for k in range(len(sizes)))
+        self.array(op, self.private, sizes, tuple(strides))
+
+    def array(self, op: Op, count: int, sizes: tuple[str, ...], strides: tuple[str, ...]) -> None:
+        type = op.result.memref
+        name, shared = self.fresh(op.result), type.space == "shared"
+        vectors = op.result in self.vectors
+        count = -(-count // WIDTH) if vectors else count
+        buffer = Buffer(name, type.element, False, True, op.result in self.atomic, vectors)
+        text = self.d.array(name, buffer.type, count, shared=shared)
+        if shared:
+            self.made.shared.append(text)
+            self.made.bytes += count * max(type.element.bytes, 4) * (WIDTH if vectors else 1)
+        else:
+            self.line(text)
+        self.views[op.result] = View(buffer, sizes, strides)
+
+    def flatten(self, op: Op) -> None:
+        view = self.view(op.operand)
+        count = " * ".join(view.sizes) or "i32(1)"
+        self.views[op.result] = View(view.buffer, (f"({count})",), ("1",))
+
+    def dim(self, op: Op) -> None:
+        size = self.views[op.operand].sizes[op.attrs["axis"]]
+        t = type_of(op.result.scalar)
+        self.let(op, op.result, size if size.startswith(t) else f"{t}({size})")
+
+
+def atomically_updated(function: Function) -> set[Value]:
+    """The memrefs of which an element is updated atomically."""
+    found = set()
+    for op in walk(function.body):
+        if op.name in ("memref.atomic_rmw", "memref.atomic_cas") and op.attrs.get("atomic", True):
+            found.add(whole(memory(op)[0]))
+    return found
+
+
+def whole(memref: Value) -> Value:
+    """What ``memref`` is a flat view of, if it is one."""
+    while memref.op is not None and memref.op.name == "memref.flatten":
+        memref = memref.op.operand
+    return memref

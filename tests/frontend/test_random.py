@@ -105,6 +105,28 @@ def test_numbers_are_the_same_in_any_order_and_in_python(shape) -> None:
     assert not torch.equal(drawn(mixed, shape, 6)[1], expected[1])
 
 
+def seldom(value):
+    return weft.random() if value > 2 else 0.0
+
+
+@weft.kernel
+def rarely(out, bits, n: int):
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            if n > 99:
+                out[i, j] = weft.random()
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            out[i, j] = seldom(j)
+            bits[i, j] = i
+
+
+def test_a_loop_that_draws_takes_a_key_where_no_iteration_does() -> None:
+    for kernel, shape in ((mixed, (0, 3)), (in_order, (2, 0)), (in_order, (0, 1)), (rarely, (2, 3)),
+                          (grouped, (0, 0)), (rarely, (2, 5))):  # fmt: skip
+        alike(drawn(kernel, shape), drawn(kernel.interpret, shape))
+
+
 def test_numbers_of_a_loop_backwards() -> None:
     alike(drawn(backwards, (9, 1)), drawn(backwards.interpret, (9, 1)))
 

@@ -13,8 +13,11 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from weft.frontend.callees import mentions
 from weft.frontend.hints import ITERATION
+from weft.frontend.names import Scope
 from weft.lang.numbers import copied
+from weft.lang.random import DRAWS
 from weft.source import FunctionSource, recompiled
 
 LOOP = "__weft_loop__"
@@ -25,6 +28,9 @@ _FUNCTION = "__weft_interpreted__"  # while it is compiled: no name that its bod
 
 
 class _Instrument(ast.NodeTransformer):
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+
     def visit_Assign(self, node: ast.Assign | ast.NamedExpr) -> ast.AST:
         self.generic_visit(node)
         node.value = _copied(node.value)
@@ -33,9 +39,12 @@ class _Instrument(ast.NodeTransformer):
     visit_NamedExpr = visit_Assign
 
     def visit_For(self, node: ast.For) -> ast.AST:
+        inside = any(getattr(n, ITERATION, False) for s in node.body for n in ast.walk(s))
+        draws = not inside and mentions(node, self.scope, DRAWS)
         self.generic_visit(node)
         inner = getattr(node, ITERATION, False)
-        node.iter = _call(INNER if inner else LOOP, node.iter, node.iter)
+        flag = ast.copy_location(ast.Constant(draws), node.iter)
+        node.iter = _call(INNER if inner else LOOP, node.iter, node.iter, flag)
         return node
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
@@ -73,12 +82,14 @@ def instrument(
 ) -> types.FunctionType:
     """``function`` with its loops and annotated assignments announced.
 
-    ``hidden`` maps LOOP, INNER and CAST to functions. ``convert`` is applied to every global and
+    ``hidden`` maps LOOP, INNER and CAST to functions; the first two get what a loop goes over and
+    whether it may draw random numbers. ``convert`` is applied to every global and
     closed-over value that the function sees. The signature, defaults and name stay.
     """
     tree = copy.deepcopy(source.tree)
     tree.name, tree.decorator_list = _FUNCTION, []
-    tree.body = [_Instrument().visit(statement) for statement in tree.body]
+    visitor = _Instrument(Scope.of(function))
+    tree.body = [visitor.visit(statement) for statement in tree.body]
     visible = {name: convert(value) for name, value in function.__globals__.items()}
     made = recompiled(
         tree, function, {**visible, COPY: copied, **hidden}, lambda cell: _converted(cell, convert)

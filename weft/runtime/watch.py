@@ -70,22 +70,22 @@ class Watch:
     wrapped: dict[int, Watched] = field(default_factory=dict)
     callees: dict[types.FunctionType, Callable[..., Any]] = field(default_factory=dict)
 
-    def loop(self, iterable: Any) -> Iterable[Any]:
-        """What the loop goes through. A parallel loop's iterations are announced and checked."""
+    def loop(self, iterable: Any, draws: bool = False) -> Iterable[Any]:
+        """What a loop goes over, which ``draws`` or not. A parallel one is announced and checked."""
         if isinstance(iterable, Serial):
             return iter(iterable)
         parallel = isinstance(iterable, range | NDRange | Grouped | torch.Tensor)
-        draw = self.draws.loop(iterable)
+        draw = self.draws.loop(iterable, draws) if parallel and not self.active else None
         if isinstance(iterable, torch.Tensor) and not getattr(iterable, "row", False):
             iterable = indices(iterable)
         if self.chosen < len(self.only) and (self.active or parallel):
             iterable = self._chosen(iterable)
-        return self._announced(iterable, draw) if parallel and not self.active else iterable
+        return iterable if draw is None else self._announced(iterable, draw)
 
-    def ordered(self, iterable: Any) -> Iterator[Any]:
+    def ordered(self, iterable: Any, draws: bool) -> Iterator[Any]:
         """What a device loop whose iterations run in order goes through, inside of the parallel
         loop that it is."""
-        draw = self.draws.loop(iterable)
+        draw = self.draws.loop(iterable, draws)
         for index in self.loop(iterable):
             draw(index)
             yield index
@@ -219,7 +219,7 @@ class Watch:
         def call(*args: Any, **kwargs: Any) -> Any:
             if function not in self.callees:
                 declared.refuse_references(function, None)
-                hidden = {**self.hidden, LOOP: lambda iterable: iterable}
+                hidden = {**self.hidden, LOOP: lambda iterable, _: iterable}
                 source = read_function(function)
                 source.tree = atomics(source, Scope.of(function))
                 made: Callable[..., Any] = instrument(function, source, hidden, self.wrap_constant)

@@ -71,7 +71,7 @@ class Watch:
     callees: dict[types.FunctionType, Callable[..., Any]] = field(default_factory=dict)
 
     def loop(self, iterable: Any, draws: bool = False) -> Iterable[Any]:
-        """What a loop goes over, which ``draws`` or not. A parallel one is announced and checked."""
+        """What a loop goes over, which ``draws`` or not. A parallel one is announced, checked."""
         if isinstance(iterable, Serial):
             return iter(iterable)
         parallel = isinstance(iterable, range | NDRange | Grouped | torch.Tensor)

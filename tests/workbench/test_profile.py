@@ -303,6 +303,18 @@ def test_waits_are_those_of_source_lines() -> None:
         ("weft_doubled_0", 8, "for i in range(x.shape[0]):", 30, pytest.approx(2.5),
          "no instruction 50%, wait 50%"),
     )  # fmt: skip
+    alone = """"Function Name","weft_doubled_0"
+"Line No","Source","Address","Source","group:smsp__pcsamp_warp_stall_reasons"
+"8","for i in range(x.shape[0]):","-","-","28"
+"","","0x7fb3337a0010","      S2R R47, SR_TID.Z","1"
+"9","    out[i] = 2 * x[i]","-","-","84"
+"""  # as ncu 2025.3 writes it of samples without a section
+    assert profilers.waits_table(profilers.waits(alone)).data() == [
+        {"kernel": "weft_doubled_0", "line": line, "source": text, "samples": samples,
+         "% of kernel": pytest.approx(part)}
+        for line, text, samples, part in ((9, "out[i] = 2 * x[i]", 84, 75),
+                                          (8, "for i in range(x.shape[0]):", 28, 25))
+    ]  # fmt: skip
     older = SOURCE.replace('"Warp Stall Sampling (All Samples)",', '"Other",')
     assert [one.samples for one in profilers.waits(older)] == [50, 30]
     assert profilers.waits('"Address","Source"\n"0x0","EXIT"\n') == [], "no source lines"

@@ -211,7 +211,8 @@ def ncu_table(text: str, waiting: Sequence[Waits], places: Mapping[str, str]) ->
     return Table(columns, tuple(sorted(made, key=lambda row: -(row[3] or 0.0) * row[2])))
 
 
-_SAMPLES = ("Warp Stall Sampling (All Samples)", "# Samples")  # the first that there is
+# The first that there is: as ncu has it of samples alone, and of its section SourceCounters.
+_SAMPLES = (_SAMPLES_OF_WAITS, "Warp Stall Sampling (All Samples)", "# Samples")
 _REASON = re.compile(r"stall_(\w+)")
 # What ncu shortens in the names of columns.
 _WORDS = {"sb": "scoreboard", "inst": "instruction", "lg": "lg throttle", "mio": "mio throttle",
@@ -279,7 +280,8 @@ def waits_table(waiting: Sequence[Waits], lines: int = 5) -> Table:
             rows.append((kernel[:60], one.line, one.text[:60], int(one.samples),
                          100 * one.samples / every[kernel], told))  # fmt: skip
     columns = ("kernel", "line", "source", "samples", "% of kernel", "waits for")
-    return Table(columns, tuple(rows))
+    known = len(columns) if any(one.reasons for one in waiting) else -1
+    return Table(columns[:known], tuple(row[:known] for row in rows))
 
 
 def _number(text: str) -> float | None:

@@ -33,6 +33,7 @@ from weft.frontend.kinds import (
     kind_of,
 )
 from weft.ir.core import Op, Value
+from weft.ir.views import If
 from weft.values import frozen
 
 MOST = 64  # tensors that one is chosen of: each makes a branch
@@ -121,7 +122,7 @@ def either(
     if not _alike((first, sizes[0]), (second, sizes[1])):
         return None
     out = [several.moved(_moving(cx, op, k, yields)) for k, several in enumerate(found)]
-    holding, (one, other) = op.operands[0], out
+    holding, (one, other) = If(op).condition, out
     count = Static(len(one.views))
     after = cx.scalars.binary("+", count, other.index, span)
     index = cx.scalars.select(holding, one.index, after, span)
@@ -165,7 +166,7 @@ def _moving(
     """What gives a value of a branch of ``op`` behind it: the other branch yields 0."""
 
     def move(value: Value) -> Value:
-        with cx.builder.at(op.regions[1 - branch]):
+        with cx.builder.at(If(op).then if branch else If(op).otherwise):
             zero = cx.builder.constant(0, value.scalar)
         for k, values in enumerate(yields):
             values.append(value if k == branch else zero)

@@ -218,16 +218,16 @@ class Definition:
             raise KernelTypeError(what, self.span, help="write one weft.autotune with all configs")
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        kernel: Any = self
         if instance is None:
             return self
         if _is_dynamo_compiling():  # which cannot make methods
-            return functools.partial(kernel, instance)
-        if self.__name__ == "forward" and isinstance(instance, torch.nn.Module):
-            from weft.pytorch.dynamo import BoundForward  # where a module has such a method
+            return functools.partial(cast(Any, self), instance)
+        forward = self.__name__ == "forward" and isinstance(instance, torch.nn.Module)
+        if forward or getattr(owner, "weft_data_oriented", False):
+            from weft.pytorch.dynamo import BoundKernel  # where a class has such methods
 
-            return BoundForward(kernel, instance)
-        return types.MethodType(kernel, instance)
+            return BoundKernel(cast(Any, self), instance)
+        return types.MethodType(cast(Any, self), instance)
 
     implementing: ClassVar[Callable[[Any], Implementations]]  # of a layer above
 

@@ -271,3 +271,28 @@ def test_fields_and_ndarrays_of_types():
     assert ti.Vector.field(3, [ti.f32] * 3, shape=1, layout=ti.Layout.SOA).dtype is torch.float32
     with pytest.raises(KernelTypeError, match="its components have one dtype"):
         ti.Vector.field(2, [ti.f32, ti.i32], shape=1)
+
+
+@ti.data_oriented
+class Squares:
+    def __init__(self):
+        self.x = ti.field(ti.f32, 4, needs_grad=True)
+        self.loss = ti.field(ti.f32, (), needs_grad=True)
+
+    @ti.kernel
+    def add(self, scale: ti.f32):
+        for i in self.x:
+            self.loss[None] += scale * self.x[i] ** 2
+
+
+def test_the_gradient_of_a_kernel_of_an_object():
+    squares, others = Squares(), Squares()
+    for one, value in ((squares, 3.0), (others, 5.0)):
+        one.x.fill(value)
+        one.add(2.0)
+        one.loss.grad[None] = 1.0
+    squares.add.grad(2.0)
+    Squares.add.grad(others, 2.0)
+    assert squares.x.grad.tolist() == [12.0] * 4
+    assert others.x.grad.tolist() == [20.0] * 4
+    assert squares.add.__self__ is squares

@@ -224,5 +224,6 @@ def is_func(function: object) -> bool:
 
 
 def data_oriented(cls: C) -> C:
-    """Taichi's class decorator. weft needs none: it gives the class back."""
+    """Taichi's class decorator: ``instance.kernel.grad()`` works then. Loops need none."""
+    cls.weft_data_oriented = True  # type: ignore[attr-defined]
     return cls

@@ -70,9 +70,13 @@ def original(kernel: KernelLike) -> Callable[..., Any]:
     return call
 
 
-class BoundForward(functools.partial[Any]):
-    """The ``forward`` of a module. torch.compile looks for the source of methods, and a kernel is
-    no function that has one."""
+class BoundKernel(functools.partial[Any]):
+    """The ``forward`` of a module: torch.compile looks for the source of methods, and a kernel is
+    no function that has one. And a kernel of a class of Taichi's: ``instance.kernel.grad()``."""
+
+    def grad(self, *args: Any, **kwargs: Any) -> None:
+        kernel: Any = self.func
+        kernel.grad(*self.args, *args, **kwargs)
 
     @property
     def __self__(self) -> Any:

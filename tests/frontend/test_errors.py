@@ -685,19 +685,19 @@ def test_division_of_constants_by_zero() -> None:
     )
 
 
-def test_reduction_into_a_struct() -> None:
+def test_reduction_into_a_tuple() -> None:
     @weft.kernel
     def f(x):
-        v = weft.Struct(a=0.0)
+        v = (0.0, 1.0)
         for i in x:
-            v += weft.Struct(a=x[i])
+            v += (x[i], 2.0)
         return v
 
     expect(
         weft.KernelTypeError, lambda: f(x),
-        "`v` is a Struct, and a parallel loop accumulates into numbers and vectors of them",
-        "for i in x:", "for i in x:",
-        "use one variable for each member, or accumulate into a tensor",
+        "`v` is a tuple of 2, and a parallel loop accumulates into numbers, and vectors and "
+        "structs of them", "for i in x:", "for i in x:",
+        "use one variable for each member, a weft.Struct, or accumulate into a tensor",
     )  # fmt: skip
 
 

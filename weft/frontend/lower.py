@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -50,6 +51,7 @@ from weft.frontend.kinds import (
     Static,
     Tensor,
     Tup,
+    TupKind,
     Varying,
     Vec,
     VecKind,
@@ -69,6 +71,8 @@ from weft.ir.core import Function, Op, Value
 from weft.lang.elements import Elementwise
 from weft.source import FunctionSource
 from weft.values import mutable
+
+TotalKind = ScalarKind | ComplexKind | VecKind | TupKind  # of what a loop reduces into
 
 # All that say in the tables of context.py what they lower.
 LEAVES = (calls, comparisons, expressions, loops, statements)
@@ -198,7 +202,7 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
     # Lowering the body finds the types of the reduced names; the loop is built around it after.
     inits: list[Value] = []
     kinds: list[str] = []
-    totals: list[ScalarKind | ComplexKind | VecKind] = []
+    totals: list[TotalKind] = []
     starts: list[Operand] = []
     checked: list[overflow.Sum] = []  # in debug mode
     for name in names:
@@ -206,15 +210,14 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
         _check_total(cx, name, kind, combiners[name], cx.span(node))
         totals.append(kind)
         starts.append(cx.coerce(initial, kind, cx.span(node)))
-        combiners[name] = combiners[name] or ("or" if kind.dtype == "bool" else "add")
-        combined = reductions.kind(combiners[name], kind.dtype)
-        values = flatten(starts[-1])
-        if ordered:  # the start is carried into the iteration, whose end is all
-            values = [b.constant(identity(combined, t), t) for t in cx.types(kind)]
-        inits += values
-        kinds += [combined] * len(values)
-        if cx.debug and combined == "addi" and not ordered:
-            checked.append(overflow.Sum(cx, name, kind.dtype, flatten(starts[-1])))
+        dtypes = dtypes_of(kind)
+        combiners[name] = combiners[name] or ("or" if dtypes[0] == "bool" else "add")
+        combined = [reductions.kind(combiners[name], dtype) for dtype in dtypes]
+        # In order, the start is carried into the iteration, whose end is all.
+        inits += _identities(cx, kind, combined) if ordered else flatten(starts[-1])
+        kinds += combined
+        if cx.debug and {*combined} == {"addi"} and len({*dtypes}) == 1 and not ordered:
+            checked.append(overflow.Sum(cx, name, dtypes[0], flatten(starts[-1])))
     inits += [half for total in checked for half in total.inits]
     kinds += ["addi"] * (len(inits) - len(kinds))
     if block := block_dim(cx, len(lowers)):
@@ -232,8 +235,8 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
     cx.iteration = list(block.args)
     with b.at(block):
         for name, kind, start in zip(names, totals, starts, strict=True):
-            combined = reductions.kind(combiners[name], kind.dtype)
-            zeros = [b.constant(identity(combined, t), t) for t in cx.types(kind)]
+            combined = [reductions.kind(combiners[name], dtype) for dtype in dtypes_of(kind)]
+            zeros = _identities(cx, kind, combined)
             cx.frame.env[name] = start if ordered else cx.rebuild(kind, iter(zeros))
         indices = bind([Scalar(v, "int") for v in block.args])
         draws.begin(cx, flatten(indices), list(zip(lowers, uppers, strict=True)))
@@ -250,9 +253,22 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
     return _handed_on(cx, function, totals, loop, cx.span(node))
 
 
-def _before(
-    cx: Lowering, node: ast.For, name: str
-) -> tuple[Operand, ScalarKind | ComplexKind | VecKind]:
+def _identities(cx: Lowering, kind: TotalKind, combined: Sequence[str]) -> list[Value]:
+    pairs = zip(combined, cx.types(kind), strict=True)
+    return [cx.builder.constant(identity(how, t), t) for how, t in pairs]
+
+
+def dtypes_of(kind: Kind) -> list[str]:
+    """The dtype of each number that a total is made of."""
+    if isinstance(kind, TupKind):
+        return [dtype for item in kind.items for dtype in dtypes_of(item)]
+    count = (
+        math.prod(kind.shape) if isinstance(kind, VecKind) else 1 + isinstance(kind, ComplexKind)
+    )
+    return [kind.dtype] * count if not isinstance(kind, OpaqueKind) else []
+
+
+def _before(cx: Lowering, node: ast.For, name: str) -> tuple[Operand, TotalKind]:
     """What ``name``, which the loop accumulates into, is before it, and the kind of its total."""
     before = cx.frame.lookup(name, cx.span(node), cx.guards)
     is_scalar = dtype_of(before) is not None or is_complex(before)
@@ -262,18 +278,27 @@ def _before(
             f"an atomic on `{name}`, which is {describe(before)}", cx.span(atomic),
             help=f"write {name}[None], its element",
         )  # fmt: skip
-    total = isinstance(before, Vec) and name in cx.region.vector_results
+    total = isinstance(before, Vec | Tup) and name in cx.region.vector_results
     if not (is_scalar or total or (isinstance(before, Tensor) and before.rank == 0)):
         raise KernelTypeError(
-            f"`{name}` is {describe(before)}, and a parallel loop accumulates into numbers "
-            "and vectors of them",
+            f"`{name}` is {describe(before)}, and a parallel loop accumulates into numbers, "
+            "and vectors and structs of them",
             cx.span(node),
-            help="use one variable for each member, or accumulate into a tensor",
+            help="use one variable for each member, a weft.Struct, or accumulate into a tensor",
         )
-    initial = before if total else cx.read_number(before, cx.span(node))
+    initial = _numbers(cx, before, cx.span(node))
     kind = cx.widen(name, initial, cx.span(node))
-    assert isinstance(kind, ScalarKind | ComplexKind | VecKind)
+    assert isinstance(kind, ScalarKind | ComplexKind | VecKind | TupKind)
     return initial, kind
+
+
+def _numbers(cx: Lowering, x: Operand, span: Span) -> Operand:
+    """``x`` with the numbers of the 0-d tensors in it."""
+    if isinstance(x, Tup):
+        return Tup([_numbers(cx, item, span) for item in x.items], x.names, x.struct)
+    if isinstance(x, Vec):
+        return Vec([cx.read_scalar(item, span) for item in x.items], x.shape)
+    return cx.read_number(x, span)
 
 
 def _body(
@@ -286,7 +311,7 @@ def _body(
         message, help = refused.STATEMENTS[type(jump)]
         raise KernelSyntaxError(message, cx.span(jump), help)
     for name in names:
-        if isinstance(tensor := cx.operands[name], Tensor) and tensor.rank:
+        if isinstance(tensor := cx.operands.get(name), Tensor) and tensor.rank:
             assigns = (s for s in ast.walk(node) if isinstance(s, ast.Assign | ast.AugAssign))
             found = next((s for s in assigns if name in bound_names(s)), node)
             raise KernelSyntaxError(
@@ -304,13 +329,13 @@ def _body(
 def _handed_on(
     cx: Lowering,
     function: Function,
-    totals: Sequence[ScalarKind | ComplexKind | VecKind],
+    totals: Sequence[TotalKind],
     loop: Op,
     span: Span,
 ) -> list[tuple[str, str]]:
     """Stores the results of the loop into tensors that are arguments; their names and dtypes."""
     results = []
-    dtypes = [kind.dtype for kind in totals for _ in cx.types(kind)]
+    dtypes = [dtype for kind in totals for dtype in dtypes_of(kind)]
     own = loop.results[: len(dtypes)]  # there are others behind them in debug mode
     for name, dtype, value in zip(cx.region.totals, dtypes, own, strict=True):
         storage = {"int": "i64", "float": cx.scalars.float_type.name}.get(dtype, dtype)
@@ -326,9 +351,7 @@ def _is_atomic(node: ast.AST, name: str) -> bool:
     return hasattr(node, ATOMIC) and name in bound_names(node)
 
 
-def _check_total(
-    cx: Lowering, name: str, kind: ScalarKind | ComplexKind | VecKind, combiner: str, span: Span
-) -> None:
+def _check_total(cx: Lowering, name: str, kind: TotalKind, combiner: str, span: Span) -> None:
     """Refuses complex numbers that a parallel loop accumulates otherwise than by adding them to
     one."""
     if not isinstance(kind, ComplexKind):

@@ -14,6 +14,7 @@ import torch
 
 from weft.frontend.kinds import Operand, Tup, Vec
 from weft.lang.elements import Elementwise
+from weft.lang.structs import Struct, made_of, members_of, type_of
 from weft.values import frozen
 
 _DEEPEST = 8  # collections in each other: one that holds itself is none
@@ -23,13 +24,14 @@ _DEEPEST = 8  # collections in each other: one that holds itself is none
 class Form:
     """What a collection is like. ``kind``: list, tuple, dict, or the class of a named tuple or
     dataclass; ``names``: the keys of its items, if they have some; ``items``: their forms, None of
-    what is no collection of tensors. ``shape``: of a vector or matrix that a loop accumulates
-    into."""
+    what is no collection of tensors. ``total``: a loop accumulates into it, a vector or matrix of
+    this ``shape``, or a struct."""
 
-    kind: type
+    kind: Any
     names: tuple[Any, ...]
     items: tuple[Form | None, ...]
     shape: tuple[int, ...] = ()
+    total: bool = False
 
 
 def form_of(value: Any, depth: int = 0) -> Form | None:
@@ -44,9 +46,33 @@ def form_of(value: Any, depth: int = 0) -> Form | None:
     return Form(kind, names, forms)
 
 
-def form_of_total(value: Elementwise) -> Form:
-    """The form of a vector or matrix: its numbers."""
-    return Form(type(value), (), (None,) * len(value.entries()), tuple(value.shape))
+def form_of_total(value: Elementwise | Struct) -> Form | None:
+    """The form of a vector or matrix, or of a struct of such and numbers: its numbers. None where a
+    struct has other members."""
+    if isinstance(value, Elementwise):
+        entries = (None,) * len(value.entries())
+        return Form(type(value), (), entries, tuple(value.shape), total=True)
+    items: list[Form | None] = []
+    for member in members_of(value).values():
+        form = form_of_total(member) if isinstance(member, Elementwise | Struct) else None
+        real = isinstance(member, bool | int | float) or (
+            isinstance(member, torch.Tensor) and not member.dim() and not member.is_complex()
+        )
+        if form is None and not real:
+            return None
+        items.append(form)
+    return Form(type_of(value), tuple(members_of(value)), tuple(items), total=True)
+
+
+def with_leaves(value: Any, form: Form | None, given: Iterator[Any]) -> Any:
+    """A value of this form, of a total, with other numbers."""
+    if form is None:
+        return next(given)
+    if form.shape:
+        return value.with_entries([next(given) for _ in form.items])
+    old = members_of(value).items()
+    pairs = zip(old, form.items, strict=True)
+    return made_of({n: with_leaves(v, inner, given) for (n, v), inner in pairs}, form.kind)
 
 
 def parts_of(value: Any) -> tuple[type, tuple[Any, ...], Sequence[Any]] | None:
@@ -77,7 +103,10 @@ def leaves(value: Any, form: Form | None) -> Iterator[Any]:
     if form.shape:
         yield from value.entries()
         return
-    _, _, items = parts_of(value) or (None, (), ())
+    if isinstance(value, Struct):
+        items: Sequence[Any] = list(members_of(value).values())
+    else:
+        _, _, items = parts_of(value) or (None, (), ())
     for item, inner in zip(items, form.items, strict=True):
         yield from leaves(item, inner)
 

@@ -171,8 +171,8 @@ class Region:
 
     @property
     def vector_results(self) -> dict[str, tuple[str, ...]]:
-        """The results that are vectors or matrices, and the names of their numbers."""
-        made = {name: members for name, form, members in self.collections if form.shape}
+        """The results that are vectors, matrices or structs, and the names of their numbers."""
+        made = {name: members for name, form, members in self.collections if form.total}
         return {name: tuple(f"{name}_{k}" for k in range(len(made[name]))) for name in made}
 
 

@@ -236,6 +236,21 @@ def _operators() -> None:
 _operators()
 
 
+def members_of(struct: Struct) -> dict[str, Any]:
+    """The values of the members by name."""
+    return vars(struct)["_values"]
+
+
+def type_of(struct: Struct) -> StructType | None:
+    """The type that has made it."""
+    return vars(struct)["_type"]
+
+
+def made_of(values: dict[str, Any], kind: StructType | None) -> Struct:
+    """A struct of these members, which are not converted."""
+    return Struct._made(values, kind)  # pyright: ignore[reportPrivateUsage]
+
+
 class StructField:
     """A field of structs: ``members`` has a field for each member, which is an attribute, too."""
 

@@ -160,7 +160,10 @@ def _vectors(region: Region, before: Mapping[str, Any], found: Any) -> Any:
     vectors = region.vector_results
     if not vectors or found is None:
         return found
+    from weft.frontend.members import with_leaves  # where there are collections
+
     results = iter(found if isinstance(found, tuple) else (found,))
-    made = [before[name].with_entries([next(results) for _ in vectors[name]])
-            if name in vectors else next(results) for name in region.results]  # fmt: skip
+    forms = {name: form for name, form, _ in region.collections}
+    made = [with_leaves(before[name], forms[name], results) if name in vectors else next(results)
+            for name in region.results]  # fmt: skip
     return made[0] if len(made) == 1 else tuple(made)

@@ -19,6 +19,7 @@ from weft.lang import dtypes
 from weft.lang.elements import Elementwise
 from weft.lang.field import Housed
 from weft.lang.numbers import Number
+from weft.lang.structs import Struct
 from weft.lang.vectors import Backing
 from weft.source import Span
 
@@ -51,7 +52,8 @@ def forms_of(region: Region, args: Sequence[Any]) -> list[Form | None]:
     given = zip(region.args, args, strict=False)
     forms = [
         None if arg.captured or isinstance(value, _PLAIN)
-        else form_of_total(value) if isinstance(value, Elementwise) and arg.name in region.results
+        else form_of_total(value)
+        if isinstance(value, Elementwise | Struct) and arg.name in region.results
         else form_of(value)
         for arg, value in given
     ]  # fmt: skip

@@ -78,7 +78,8 @@ class Sizes:
                 turns = workspaces.CHUNK.get(self.device.type, 0)
                 columns = turns and self.plain and not loop.options.strict_math
                 wide = {"chunk": turns, "rows": sizes.rows if columns else 0}
-                form |= {"chunk": narrow} if (narrow := sizes.chunk(turns)) else wide
+                narrow = workspaces.turns_in_registers(sizes, turns)
+                form |= {"chunk": narrow} if narrow else wide
         copies: dict[str, int] = {}
         sums: dict[str, int] = {}
         if self.plain:

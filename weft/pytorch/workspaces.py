@@ -141,17 +141,6 @@ class Workspaces:
             for op in loops
         )  # fmt: skip
 
-    def chunk(self, most: int) -> int:
-        """How many iterations, ``most`` at most, of a loop that carries local arrays a thread has
-        in registers; 0 where none does, or threads that have columns of these do better."""
-        tapes = (w for w in self.adjoint.taped if w.extents and w.name.startswith("tape"))
-        elements = sum(math.prod(w.shape) for w in tapes if w.shape)
-        if not elements or (self.rows and elements * ROWS_AN_ELEMENT > self.rows):
-            return 0
-        while elements * most > MOST_KEPT:
-            most //= 2
-        return most if most >= LEAST_CHUNK else 0
-
     @property
     def rows(self) -> int:
         """How many iterations along the last parallel index go together, where these are rows of a
@@ -291,6 +280,18 @@ class Workspaces:
         for name, op in self.adjoint.segments:
             made[name] = segment_length(self.trips[op])
         return made
+
+
+def turns_in_registers(sizes: Workspaces, most: int) -> int:
+    """How many iterations, ``most`` at most, of a loop that carries local arrays a thread has in
+    registers; 0 where none does, or threads that have columns of these do better."""
+    tapes = (w for w in sizes.adjoint.taped if w.extents and w.name.startswith("tape"))
+    elements = sum(math.prod(w.shape) for w in tapes if w.shape)
+    if not elements or (sizes.rows and elements * ROWS_AN_ELEMENT > sizes.rows):
+        return 0
+    while elements * most > MOST_KEPT:
+        most //= 2
+    return most if most >= LEAST_CHUNK else 0
 
 
 def computed_in(dtype: torch.dtype, narrow: bool) -> torch.dtype:

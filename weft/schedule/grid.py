@@ -61,8 +61,8 @@ _PARTS_BESIDE = 8
 _LEAST_SUM = 128  # turns of a part
 # So many iterations side by side, of so few turns, do best with a thread each: columns of
 # 129 x 32,600 take .0066 ms on an H200 (.0140 with 32 threads each), of 300 x 20,000 .0093 (.0113),
-# of 256 x 10,000 .0076 (.0089); of 500 x 10,000 .0120 (.0095), of 200 x 4000 .0067 (.0052).
-_WIDE, _FLAT = 1 << 13, 320
+# of 256 x 10,000 .0076 (.0089); of 500 x 10,000 .0120 (.0095), of 320 x 8192 .0084 (.0071).
+_WIDE, _FLAT = 9 << 10, 320
 _SUMMED = 1 << 22
 MOST_PARTS = 1024  # of a loop that blocks share
 _SPLIT = 1 << 18  # threads of all parts of all iterations

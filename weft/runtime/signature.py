@@ -19,7 +19,6 @@ from weft.lang import dtypes
 from weft.lang.elements import Elementwise
 from weft.lang.field import Housed
 from weft.lang.numbers import Number
-from weft.lang.structs import Struct
 from weft.lang.vectors import Backing
 from weft.source import Span
 
@@ -48,6 +47,7 @@ def forms_of(region: Region, args: Sequence[Any]) -> list[Form | None]:
     if all(arg.captured or isinstance(value, _PLAIN) for arg, value in zip(region.args, args)):  # noqa: B905
         return [None for _ in region.args]
     from weft.frontend.members import form_of, form_of_total  # where there may be collections
+    from weft.lang.structs import Struct
 
     given = zip(region.args, args, strict=False)
     forms = [

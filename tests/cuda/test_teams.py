@@ -510,7 +510,8 @@ def test_columns_whose_loops_are_of_different_lengths() -> None:
 
 @pytest.mark.parametrize(("size", "taken"), [
     ((129, 32_600), ""), ((256, 10_000), ""), ((320, 8192), "cooperate"),
-    ((200, 4000), "cooperate"), ((2000, 10_000), "split_reduction"), ((300, 65_536), ""), ((1000, 65_536), ""),
+    ((200, 4000), "cooperate"), ((2000, 10_000), "split_reduction"), ((300, 65_536), ""),
+    ((1000, 65_536), ""),
 ])  # fmt: skip
 def test_sums_of_few_turns_in_many_columns_have_a_thread_each(
     size: tuple[int, int], taken: str

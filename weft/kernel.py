@@ -25,7 +25,6 @@ from weft.lang import field, numbers
 from weft.options import Options, asked, default_options
 from weft.pytorch import overrides
 from weft.pytorch.annotations import check_once, is_checked
-from weft.pytorch.dynamo import original
 from weft.pytorch.namespace import namespace_of
 from weft.runtime.entry import PLAIN, dispatched, make_entry
 from weft.runtime.launch import Implementations, Launcher, Tuning
@@ -377,8 +376,9 @@ class Kernel(Definition):
 
     @functools.cached_property
     def _torchdynamo_orig_callable(self) -> Callable[..., Any]:
-        """What torch.compile of the kernel by itself compiles: a function with a code object of its
-        own, which counts recompilations. Objects that are called share one."""
+        """What torch.compile of the kernel compiles: its own code object counts recompilations."""
+        from weft.pytorch.dynamo import original  # only under torch.compile
+
         return original(self)
 
     def _explain(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from weft.runtime import tuned
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SLOW = {"tutorial.md", "profiling.md"}  # they profile models
+SLOW = {"tutorial.md", "profiling.md", "workbench.md"}  # they profile models
 NEEDED = {"webgpu.md": adapter}  # what is called first, and may skip the test
 FENCE = re.compile(r"^```python(?: raises=(\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

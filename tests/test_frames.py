@@ -128,6 +128,7 @@ def test_a_printed_traceback_has_the_users_frames_alone(tmp_path: Path) -> None:
     assert stderr(tmp_path) == PRINTED + MESSAGE + UNCAUGHT + FRAMES + MESSAGE
 
 
+@pytest.mark.slow
 def test_all_frames_where_they_are_asked_for(tmp_path: Path) -> None:
     text = stderr(tmp_path, WEFT_TRACEBACK="full")
     assert text.endswith(MESSAGE)

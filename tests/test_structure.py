@@ -36,11 +36,11 @@ def imports(tree: ast.AST, inside: bool = False) -> Iterator[tuple[ast.stmt, boo
             yield from imports(node, inside or function)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_local_imports_say_why(module: str) -> None:
-    tree, lines = parsed(module)
+def test_local_imports_say_why() -> None:
     silent = [
-        f"line {node.lineno}: {ast.unparse(node)}"
+        f"{module}, line {node.lineno}: {ast.unparse(node)}"
+        for module in MODULES
+        for tree, lines in [parsed(module)]
         for node, local in imports(tree)
         if local and "#" not in lines[node.lineno - 1] and not commented(lines, node.lineno - 2)
     ]
@@ -82,10 +82,9 @@ def test_classes_are_short() -> None:
     assert long == set(), "make it parts with one concern each"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_modules_say_what_they_are_for(module: str) -> None:
-    tree, lines = parsed(module)
-    assert not lines or ast.get_docstring(tree)
+def test_modules_say_what_they_are_for() -> None:
+    silent = [m for m in MODULES if parsed(m)[1] and not ast.get_docstring(parsed(m)[0])]
+    assert silent == []
 
 
 def spoken(node: ast.AST) -> set[str]:

@@ -112,7 +112,7 @@ def pairs(x, k, s0, last):
     return out
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("turns", [1, 3, 4, 6, 8])
 def test_states_are_kept_where_chunks_begin(turns: int, columns: None) -> None:
     """By the loop that keeps the sums; behind the last chunk, too."""
@@ -136,6 +136,7 @@ def test_states_are_kept_where_chunks_begin(turns: int, columns: None) -> None:
 
 
 @pytest.mark.parametrize("turns", [1, 6])
+@pytest.mark.slow
 def test_a_state_that_is_given_and_handed_on(turns: int, columns: None) -> None:
     args = [torch.rand(2, turns, 8), torch.rand(2, turns, 8), torch.rand(2, 8, 8)]
     args = [a.double().requires_grad_() for a in args]
@@ -206,6 +207,7 @@ def test_what_has_columns(turn: str) -> None:
     assert (state_of(loop, written) is not None) == TURNS[turn]
 
 
+@pytest.mark.slow
 def test_tapes_have_a_bound(columns: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workspaces, "_ROOM", 1)
     args = [(0.5 * torch.randn(1, 9, 2, 8)).requires_grad_() for _ in range(6)]

@@ -52,7 +52,7 @@ def test_places_that_depend_on_data_are_sorted():
     assert any(n.startswith("sorted (data-dependent subscript") for n in notes(embedded))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", [n for n in CASES if n != "switch"])
 def test_every_gradient_is_there(name):
     kernel, args = made(name)

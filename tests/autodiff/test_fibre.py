@@ -44,6 +44,7 @@ def even(x):
     return out
 
 
+@pytest.mark.slow
 def test_several_strides_in_one_subscript():
     check(strided_and_dilated, draw(17), draw(4))
     assert forms(strided_and_dilated) == {"gather"}
@@ -67,6 +68,7 @@ def first_rows(x, w, counts):
 
 
 @pytest.mark.parametrize("count", [0, 4, 13])
+@pytest.mark.slow
 def test_bounds_that_are_read_from_a_tensor(count):
     check(first_rows, draw(7), draw(2), torch.tensor([count]))
     assert forms(first_rows) == {"gather"}
@@ -169,7 +171,7 @@ def test_more_clamps_than_are_taken_apart(shape):
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 4), (2, 1), (3, 5)])
 @pytest.mark.parametrize("kernel", [clamped, window])
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 def test_clamped_subscripts(kernel, shape):
     check(kernel, draw(*shape))
     assert all(form.startswith("gather") for form in forms(kernel))
@@ -216,7 +218,7 @@ def tiles(x, w):
 
 @pytest.mark.parametrize(("n", "m"), [(0, 0), (1, 1), (6, 3), (9, 5), (12, 7)])
 @pytest.mark.parametrize("kernel", [every_third, tiles])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 def test_steps(kernel, n, m):
     check(kernel, draw(n), draw(m))
     assert "gather" in forms(kernel)
@@ -239,6 +241,7 @@ def strided_by(x, w, stride: int, pad: int):
 
 @pytest.mark.parametrize("stride", [1, 2, 3, 0, -1, -2])
 @pytest.mark.sampled(3)
+@pytest.mark.slow
 def test_strides_that_are_arguments(stride):
     check(strided_by, draw(7), draw(3), stride, 1 if stride > 0 else -6)
     assert all(form.startswith("gather") for form in forms(strided_by))

@@ -176,6 +176,7 @@ def test_narrow_floats_have_tangents_computed_in_float32(dtype):
     assert (found.double() - expected).abs().max() <= torch.finfo(dtype).eps * expected.abs().max()
 
 
+@pytest.mark.slow
 def test_ties_are_those_of_reverse_mode():
     one = torch.ones(3)
     for kernel, args in (

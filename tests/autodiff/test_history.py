@@ -96,6 +96,7 @@ def test_later_gradients_are_those_of_first_calls(name, monkeypatch):
     torch.testing.assert_close(found, list(draws(weft.kernel(kernel.function))))
 
 
+@pytest.mark.slow
 def test_what_a_later_gradient_takes_of_python():
     x, y = leaf(4), leaf(4)
     planned(multiply, x, y)
@@ -337,6 +338,7 @@ def test_a_first_backward_takes_less_than_a_fifth_of_a_second(monkeypatch):
     assert time.thread_time() - begin < 0.2
 
 
+@pytest.mark.slow
 def test_what_is_known_of_gradients_holds_no_memory():
     """Which would be that of a graph, where CUDA was recording one."""
 

@@ -63,7 +63,7 @@ def both(leaves: list[torch.Tensor], inputs: Callable[..., list[torch.Tensor]], 
 
 @pytest.mark.parametrize("first", VIEWS)
 @pytest.mark.parametrize("second", VIEWS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 def test_layouts(first: str, second: str) -> None:
     torch.manual_seed(0)
     (shape, view), (other_shape, other) = VIEWS[first], VIEWS[second]

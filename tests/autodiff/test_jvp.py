@@ -46,6 +46,7 @@ def test_jvp(pair):
         same(two[1], [forward_ad.unpack_dual(o).tangent for o in out])
 
 
+@pytest.mark.slow
 def test_derivatives_of_derivatives(pair):
     x, t = pair
 

@@ -62,7 +62,7 @@ CASES = {
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 def test_gradients_are_in_the_dtype_of_their_arguments(name, dtype, monkeypatch):
     kernel, shapes, rest, narrow, reference = CASES[name]
     torch.manual_seed(0)

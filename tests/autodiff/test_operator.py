@@ -111,6 +111,7 @@ def test_only_what_must_be_saved_is():
 @pytest.mark.filterwarnings("ignore")  # torch.compile's own
 @pytest.mark.parametrize("name", ["conv", "scan", "total"])
 @pytest.mark.sampled(5)
+@pytest.mark.slow
 def test_under_compile_the_loop_runs_once(name, runs):
     kernel, args = made(name)
     compiled = torch.compile(lambda *a: kernel(*a).sin().sum(), fullgraph=True)

@@ -59,7 +59,7 @@ def test_derivatives_are_those_of_finite_differences(name):
     assert gradcheck(kernel, leaves(args), check_forward_ad=True)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     "name",
     [
@@ -74,7 +74,7 @@ def test_second_derivatives_too(name):
 
 
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 def test_interpreted_gradients_are_the_compiled_ones(name):
     """The interpreter finds no races in the derived loops, and nothing out of bounds."""
     kernel = KERNELS[name]
@@ -94,7 +94,7 @@ def test_interpreted_gradients_are_the_compiled_ones(name):
 @pytest.mark.parametrize(
     "name", ["softmax", "cholesky_left", "lu_batch", "until_small", "covariance"]
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 def test_on_cuda_in_the_emulator(name, monkeypatch):
     kernel = KERNELS[name]
     args = arguments(kernel, n=3)
@@ -107,7 +107,7 @@ def test_on_cuda_in_the_emulator(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["softmax", "vadv", "horner", "rows_scaled_again"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 def test_narrow_floats(name, dtype):
     kernel = KERNELS[name]
     args = [a.to(dtype) for a in arguments(kernel)]

@@ -63,5 +63,6 @@ def test_several_turns(size):
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3), (4, 5)])
+@pytest.mark.slow
 def test_a_torus(shape):
     check(torus, draw(*shape))

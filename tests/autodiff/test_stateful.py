@@ -228,6 +228,31 @@ def test_gradients_of_states_as_numbers(name, turns, form, monkeypatch):
     assert gradcheck(weft.kernel(kernel.function), args)
 
 
+@weft.kernel
+def read_again(x, w):
+    """Each turn of the inner loop reads ``x[b, t]``."""
+    out = torch.empty_like(x)
+    for b in range(x.shape[0]):
+        s = weft.zeros((5,), weft.f64)
+        for t in range(x.shape[1]):
+            for j in range(1, 5):
+                s[j] += s[j - 1] * w[j - 1] + 0.1 * x[b, t]
+            s[0] = 0.3 * s[4]
+            out[b, t] = s[2]
+    return out
+
+
+@pytest.mark.parametrize("turns", [1, 4])
+def test_an_element_read_again_by_turns_that_are_undone_in_parts(turns, monkeypatch):
+    """A chunk of three turns and a rest of one both accumulate into the gradient of an element:
+    the first of them alone may store."""
+    monkeypatch.setattr(workspaces, "CHUNK", {"cpu": 3})
+    monkeypatch.setattr(workspaces, "_SHORT", 0)
+    monkeypatch.setattr(workspaces.Workspaces, "tape_bytes", 1 << 60)
+    x = torch.randn(2, turns, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(read_again, (x, torch.randn(4, dtype=torch.float64, requires_grad=True)))
+
+
 @pytest.mark.parametrize("name", ["cell", pytest.param("rwkv7", marks=pytest.mark.slow), "shifted"])
 def test_second_derivatives(name):
     kernel, args = given(name, 3)
@@ -257,6 +282,7 @@ def test_the_adjoint_of_a_sum_asks_for_nothing_of_it():
     assert len(inner) == 3
 
 
+@pytest.mark.slow
 def test_loops_through_elements_have_no_segments(monkeypatch):
     """They keep nothing but what sums over iterations would need, which is no tape."""
     monkeypatch.setattr(workspaces.Workspaces, "tape_bytes", 1 << 60)

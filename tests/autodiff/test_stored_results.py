@@ -157,6 +157,7 @@ def test_products_with_a_reciprocal_are_quotients():
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_other_ways_to_say_it():
     x, w = torch.randn(5, 17), torch.randn(17)
     gradients(triangle, lambda x: (x + torch.full_like(x, -math.inf).triu(1)).softmax(1).tril(),

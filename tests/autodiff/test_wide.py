@@ -68,6 +68,7 @@ def notes(kernel):
     ("kernel", "args"),
     [(powers, lambda: (draw(4), draw(6))), (gated, lambda: (draw(4), draw(6)))],
 )
+@pytest.mark.slow
 def test_shared_weights_are_gathered(kernel, args):
     torch.manual_seed(0)
     given = args()

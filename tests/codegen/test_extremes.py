@@ -217,6 +217,7 @@ def test_passes_and_code_keep_every_bit(seed: int) -> None:
     assert compiled(before) == expected, print_function(before)
 
 
+@pytest.mark.slow
 def test_every_rule_of_algebra_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
     met: Counter[str] = Counter()
 

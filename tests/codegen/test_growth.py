@@ -91,6 +91,7 @@ def bounded(x: torch.Tensor, out: torch.Tensor, m: int) -> None:
 
 
 @pytest.mark.skipif(not host_cpu().vector_bytes, reason="no register tiles for this CPU")
+@pytest.mark.slow
 def test_a_vector_loop_that_signals_may_end_is_written_once() -> None:
     """Also where no tensor bounds it, so that it runs in strips."""
     texts = [

@@ -118,6 +118,7 @@ def test_numbers(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.skipif(NO_TILES, reason="no vectors on this processor")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int32, torch.int64])
+@pytest.mark.slow
 def test_dtypes(dtype: torch.dtype) -> None:
     x = (100 * torch.rand(131, 1500)).to(dtype)
     found, expected = torch.zeros(2, 1500, dtype=dtype), torch.zeros(2, 1500, dtype=dtype)

@@ -400,7 +400,7 @@ def test_lanes_load_elements_of_their_own(
     "columns", [0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 33, 63, 64, 130]
 )
 @pytest.mark.parametrize("element", [f32, f64], ids=str)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 def test_sums_of_few_columns(element: ScalarType, columns: int) -> None:
     """out[j] = the sum of exp(x[i, j]) and that of its squares, for any number of columns."""
 

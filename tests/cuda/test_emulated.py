@@ -213,7 +213,7 @@ def calls() -> dict[str, tuple[Any, ...]]:
     }  # fmt: skip
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("name", calls())
 def test_the_gallery(name: str, change: str) -> None:
     if change == "few threads" and name in ("total", "largest"):
@@ -290,7 +290,7 @@ def test_numbers_in_32_bits_are_those_in_64(function: Callable[..., None]) -> No
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.int32, torch.int64, torch.float16]
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 def test_reductions(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     @weft.kernel
     def both(x):
@@ -451,7 +451,7 @@ def interpreted() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("draw", [generate.kernel, rows.kernel, nests.kernel, scans.kernel])
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("seed", range(2))
 def test_the_ir_of_random_schedules(
     seed: int, draw: Callable[[Random], Any], change: str, interpreted: None
@@ -464,7 +464,7 @@ def test_the_ir_of_random_schedules(
     test_random_kernels(2000 + seed, draw, change)
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize(
     "name", ["histogram", "total", "softmax", "brick_wall, narrow tiles", "running_sum", "stencil"]
 )

@@ -121,7 +121,7 @@ def test_ptxas_takes_the_gallery(name: str, arch: str) -> None:
             assert use.spill_loads + use.spill_stores <= (0 if small else 160 if again else 40)
 
 
-SHORT = (("softmax", 0), ("wkv", 2))
+SHORT = (("softmax", 0),)
 
 
 @needs_ptxas

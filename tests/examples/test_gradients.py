@@ -51,7 +51,7 @@ CASES: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_values_and_gradients_are_those_of_torch(name: str) -> None:
     kernel, reference, arguments = CASES[name]
     single = beside.check(beside.Case(name, kernel, reference, arguments))
@@ -157,7 +157,7 @@ def test_a_language_model_learns(
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ["softmax", "layer norm", "wkv", "bilateral", "springs"])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 def test_narrow_floats(name: str, dtype: torch.dtype) -> None:
     """Against float64 on the same, rounded, inputs: sums are kept in float32."""
     kernel, reference, arguments = CASES[name]

@@ -104,6 +104,7 @@ def test_every_function_has_a_row() -> None:
     assert set(HANDLERS) - set(FUNCTIONS) == set()
 
 
+@pytest.mark.slow
 def test_arguments_of_any_kind_and_number(attempts, monkeypatch: pytest.MonkeyPatch) -> None:
     one_of_each = {name: known for known, name in names.BUILTINS.items()}
     for k, known in enumerate(one_of_each.values()):

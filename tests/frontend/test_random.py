@@ -368,6 +368,7 @@ def test_exported_programs_draw() -> None:
     torch.testing.assert_close(program.module()(X), expected)
 
 
+@pytest.mark.slow
 def test_operators_say_that_they_draw() -> None:
     torch.manual_seed(1)
     expected = half(X)

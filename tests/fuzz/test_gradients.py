@@ -49,6 +49,7 @@ def test_derivatives_of_random_kernels_are_differences_of_the_python(part: int) 
 
 
 @pytest.mark.parametrize("part", range(FEWER))
+@pytest.mark.slow
 def test_gradients_of_loops_that_carry_arrays(part: int) -> None:
     count = max(COUNT // 4 // FEWER, 4)
     assert outcomes(check_recurrences, count)["compared"] > 0.5 * count
@@ -75,12 +76,14 @@ def test_second_derivatives_of_random_kernels_are_differences_of_gradients(part:
 
 
 @pytest.mark.parametrize("part", range(FEWER))
+@pytest.mark.slow
 def test_gradients_of_random_host_parts_are_differences_of_the_python(part: int) -> None:
     count = max(COUNT // 4 // FEWER, 4)
     assert outcomes(check_history, count)["compared"] > 0.9 * count
 
 
 @pytest.mark.parametrize("part", range(FEWER))
+@pytest.mark.slow
 def test_derivatives_where_two_operands_of_an_extremum_are_equal(part: int) -> None:
     count = max(COUNT // 4 // FEWER, 6)
     assert outcomes(check_ties, count)["compared"] == count

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import collections, complexes, float8, nests, rows, scans, unsigned
+from tests.fuzz import collections, complexes, float8, nests, rows, scans, unsigned, windows
 from tests.fuzz.check import check
 from tests.fuzz.generate import Kernel, kernel
 from weft.options import default_options
 from weft.schedule import chunks, copies, parts
 
-COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "60"))
+COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "40"))
 PARTS = max(COUNT // 200, 10)  # so that several processes take part, and none is long
 
 pytestmark = [
@@ -67,6 +67,12 @@ def test_random_kernels_in_many_chunks(
 @given(seed=st.integers(0, 1 << 40))
 def test_random_recurrences(part: int, seed: int) -> None:
     check(Random(seed), draw=scans.kernel)
+
+
+@drawing
+@given(seed=st.integers(0, 1 << 40))
+def test_random_windows(part: int, seed: int) -> None:
+    check(Random(seed), draw=windows.kernel)
 
 
 @drawing

@@ -185,6 +185,7 @@ def test_verdicts_agree_with_enumeration(case: Loops) -> None:
 @pytest.mark.fuzz
 @settings(max_examples=100, deadline=None)
 @given(loops("rmw"))
+@pytest.mark.slow
 def test_demotion_agrees_with_enumeration(case: Loops) -> None:
     function = relax_atomics(case.build())
     access = accesses(function)[0]
@@ -247,6 +248,7 @@ def test_boxes_are_disjoint_or_meet(drawn: list[list[list[int]]]) -> None:
 @pytest.mark.fuzz
 @settings(max_examples=150, deadline=None)
 @given(loops("check"), st.sampled_from(["n", "m", "2*n", "n + m", "4"]))
+@pytest.mark.slow
 def test_dropped_checks_hold(case: Loops, extent: str) -> None:
     check = ("check", (*case.accesses[0][1], extent))
     case = Loops(case.parallel, case.serial, case.guard, (check,))

@@ -73,6 +73,7 @@ def test_typical_functions_read_back(make) -> None:
 
 @given(st.integers(0, 1 << 30))
 @settings(max_examples=60, deadline=None)
+@pytest.mark.slow
 def test_random_functions_read_back(seed: int) -> None:
     f = random_function(random.Random(seed))
     verify(f)

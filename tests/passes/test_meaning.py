@@ -22,7 +22,7 @@ EXACT = [step for step in PIPELINE if step is not reciprocal]  # which may round
 )
 @settings(max_examples=20, deadline=None)
 @given(seed=SEEDS, alias=st.booleans())
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 def test_meaning_is_kept(step, seed, alias):
     function = random_function(seed)
     verify(function)

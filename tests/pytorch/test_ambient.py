@@ -50,6 +50,7 @@ def same(found, expected):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_compiled_under_autocast(pair):
     compiled = torch.compile(cast, backend="aot_eager", fullgraph=True)
     same(with_gradients(compiled, pair), with_gradients(cast, pair))

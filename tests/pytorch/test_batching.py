@@ -302,6 +302,7 @@ def test_derivatives_of_loops(derivative: str) -> None:
     ids=["norm", "softmax", "scattered", "no vmap", "no vmap, loops"],
 )
 @pytest.mark.sampled(3)
+@pytest.mark.slow
 def test_batches_of_gradients_and_tangents(kernel: Any, args: tuple[Any, ...]) -> None:
     """``is_grads_batched``, ``vectorize`` in both modes, by torch's own checks."""
     args = tuple(a.clone().requires_grad_() if torch.is_tensor(a) and a.is_floating_point() else a
@@ -627,6 +628,7 @@ def test_subscripts_are_checked_in_each_sample() -> None:
         vmap(beyond)(drawn(3, 4))
 
 
+@pytest.mark.slow
 def test_batches_of_tangents_of_tangents() -> None:
     x = drawn(2, 3)
     found = vmap(jacfwd(jacfwd(lambda x: scaled(x, x).sum())))(x)

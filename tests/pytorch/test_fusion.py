@@ -206,6 +206,7 @@ def test_a_loop_becomes_one_kernel_with_its_neighbours(compiled, device):
 
 
 @on_devices
+@pytest.mark.slow
 def test_rows_gathers_and_conditions_are_fused(compiled, device):
     def several(x, w, index, mask, order):
         small, s = statistics(x + 1, mask)
@@ -222,6 +223,7 @@ def test_rows_gathers_and_conditions_are_fused(compiled, device):
     torch.testing.assert_close(out, several(*args))
 
 
+@pytest.mark.slow
 def test_one_graph_serves_many_sizes(compiled):
     def f(x):
         return softmax(x * 2) + brick(x, x.shape[0], x.shape[1], 3)
@@ -372,6 +374,7 @@ def test_inspect_says_why_a_loop_stays_a_call(text, tmp_path):
     assert says(kernel, torch.ones(8, dtype=dtype)) == f"a call: {reason}"
 
 
+@pytest.mark.slow
 def test_options_decide():
     a = torch.randn(4, 4)
     shared = ("a call: iterations share the elements that they reduce, which weft's own loops "

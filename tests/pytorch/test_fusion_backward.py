@@ -141,6 +141,7 @@ def test_gradients_of_many_forms_and_sizes_are_fused(device):
             torch.testing.assert_close(*(torch.autograd.grad(g(*args), args) for g in (call, f)))
 
 
+@pytest.mark.slow
 def test_gradients_of_halves_beside_one_that_stays_a_call():
     x, y, z = leaf(200, dtype=torch.bfloat16), leaf(200, dtype=torch.float16), leaf(6, 7)
     codes = check(
@@ -198,6 +199,7 @@ def says(kernel, *args):
     return kernel.backward.inspect(*args).rpartition("=== inductor ===\n")[2]
 
 
+@pytest.mark.slow
 def test_inspect_says_what_a_gradient_becomes():
     x, v = leaf(4, 7), leaf(7)
     assert says(wave, v) == "Pointwise d.x over [7]"

@@ -101,6 +101,7 @@ def test_what_is_written_is_the_tensors_own_memory() -> None:
     assert torch.equal(x.values(), 2 * before)
 
 
+@pytest.mark.slow
 def test_gradients() -> None:
     x, w = batch(3), torch.randn(3, dtype=torch.float64, requires_grad=True)
     offsets = x.offsets()

@@ -399,7 +399,7 @@ def test_gradients(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 def test_gradients_where_memories_of_dead_graphs_are_looked_for(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,7 +87,7 @@ TEXTS: list[tuple[str, str, bool]] = [
 ]
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize(("name", "text", "same_bits"), TEXTS)
 def test_what_is_asked_for_is_what_runs(name: str, text: str, same_bits: bool) -> None:
     kernel, *args = calls()[name]
@@ -344,6 +344,7 @@ def test_a_cpu_refuses_what_it_has_no_form_for() -> None:
     torch.testing.assert_close(kernel(w, k, 0.1), causal_conv.causal_conv(w, k, 0.1))
 
 
+@pytest.mark.slow
 def test_inspect_shows_each_schedule_and_the_ir_after_its_steps() -> None:
     kernel = weft.kernel(schedule={"cuda": "unroll_jam(t, 2)"})(causal_conv.causal_conv.function)
     k = torch.empty(2, 3, 77)

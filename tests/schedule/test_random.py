@@ -14,15 +14,15 @@ import torch
 import weft
 from tests.cuda.emulator import emulated
 from tests.fuzz import check as fuzz
-from tests.fuzz import generate, nests, rows, scans, schedules, staged
+from tests.fuzz import generate, nests, rows, scans, schedules, staged, windows
 from weft import compiler
 from weft.tools.cross import lowered_loops
 
 COUNT = int(os.environ.get("WEFT_FUZZ_SCHEDULES", "6"))
-DRAWS = [generate.kernel, rows.kernel, nests.kernel, staged.kernel, scans.kernel]
+DRAWS = [generate.kernel, rows.kernel, nests.kernel, staged.kernel, scans.kernel, windows.kernel]
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_in_the_emulator(seed: int, draw: Callable[[Random], Any]) -> None:
@@ -40,7 +40,7 @@ def test_in_the_emulator(seed: int, draw: Callable[[Random], Any]) -> None:
     fuzz.check(Random(2000 + seed), call, draw)
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_on_the_cpu(seed: int, draw: Callable[[Random], Any]) -> None:

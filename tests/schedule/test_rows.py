@@ -294,6 +294,7 @@ def test_threads_and_vectors_follow_from_the_sizes() -> None:
 
 
 @pytest.mark.skipif(ptx.ptxas() is None, reason="ptxas is not found")
+@pytest.mark.slow
 def test_few_registers_are_for_more_blocks() -> None:
     """An assembler that is told of two blocks takes 47 registers where 32 are enough."""
     x = meta(8192, 8192)

@@ -154,6 +154,7 @@ def run(kernel: weft.Kernel, text: str, *args: Any) -> list[torch.Tensor]:
     ],
 )
 @pytest.mark.parametrize("interpreted", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_loops_that_ask_for_others(text: str, interpreted: bool) -> None:
     torch.manual_seed(1)
     x, y = torch.randn(2, 70 if interpreted else 400), torch.randn(2, 40)

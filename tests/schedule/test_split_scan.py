@@ -81,6 +81,7 @@ def test_every_length(function: Callable[..., Any], text: str) -> None:
 
 @pytest.mark.parametrize("function", [two, in_place])
 @pytest.mark.sampled(5)
+@pytest.mark.slow
 def test_loops_that_follow_each_other_and_stores_in_place(function: Callable[..., Any]) -> None:
     for text in ("scan((), 64, turns=2, parts=3)", "scan((), 64, width=4, parts=5)"):
         for length in (0, 132, 900):

@@ -319,6 +319,7 @@ def test_checks_are_named() -> None:
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("seed", range(COUNT))
+@pytest.mark.slow
 def test_random_kernels(seed: int) -> None:
     random = Random(seed)
 

@@ -123,6 +123,7 @@ def sizes(n: int) -> tuple[torch.Tensor, torch.Tensor, float]:
     return torch.rand(n), torch.rand(2, n), 1.0
 
 
+@pytest.mark.slow
 def test_the_decorator_and_the_plot(tmp_path: Path) -> None:
     found = sizes.run()
     assert found.name == "sizes"

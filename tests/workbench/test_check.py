@@ -321,6 +321,7 @@ def checkered(x: torch.Tensor, colour: int):
             x[i, j] = x[(i + 1) % H, j] + x[i, (j - 1) % W]
 
 
+@pytest.mark.slow
 def test_whole_numbers_that_are_no_sizes_are_tried_as_flags() -> None:
     """With an odd side the neighbours across the edge are of one colour: a race that neither
     colour 2, nor colour 1 of one element, shows."""

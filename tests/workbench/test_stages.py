@@ -100,6 +100,7 @@ def test_tune_prints_what_was_measured(
     assert path.exists()
 
 
+@pytest.mark.slow
 def test_demo_writes_a_file_and_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reached = limits.Limits("cpu", 10.0, 10.0, 100.0, 1.0)
     monkeypatch.setattr(bench, "limits", lambda device: reached)

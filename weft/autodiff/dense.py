@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -38,7 +39,7 @@ class Whole:
         """The same of the accumulations ``group``, if all of them are still there."""
         found = [a.op for a in group if a.op.attrs.get("of") in self.first]
         there = Counter(op.attrs["of"] for op in found)
-        if self.again and not all(map(_of_each_turn, group)):
+        if self.again and not (all(map(_of_each_turn, group)) and _once(group)):
             return None
         return Dense(frozenset(found), self.equal) if there == self.first else None
 
@@ -59,6 +60,16 @@ def whole(
     places = {op: k for k, op in enumerate(loads)}
     equal = tuple((a.substitute(moved), b.substitute(moved)) for a, b in found.equal)
     return Whole({places[op]: loads[op] for op in found.first}, equal, once is None)
+
+
+def _once(group: Sequence[Access]) -> bool:
+    """Whether the accumulations that stand for one load are of different elements: the turns of a
+    loop that reads an element again may be undone in several parts."""
+    pairs = itertools.combinations(group, 2)
+    return not any(
+        a.op.attrs.get("of") == b.op.attrs.get("of") and a.subscripts == b.subscripts
+        for a, b in pairs
+    )
 
 
 def _of_each_turn(access: Access) -> bool:

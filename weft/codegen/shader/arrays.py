@@ -10,6 +10,7 @@ from weft.codegen.shader.rules import Expressions, narrowed, widened
 from weft.codegen.shader.runs import WIDTH, Place
 from weft.codegen.shader.writer import Writer
 from weft.ir.core import Function, Op, Value, walk
+from weft.ir.interp import evaluate
 from weft.ir.views import memory
 
 
@@ -62,7 +63,9 @@ class Arrays(Writer):
         memref, subscripts, _ = memory(op)
         view = self.view(memref)
         self.noted(op, *subscripts)
-        at = self.offset(view, [self.of(v) for v in subscripts])
+        # What loads ahead of turns that a loop does not have is never carried out; naga refuses it.
+        nowhere = any((n := _number(v)) is not None and n < 0 for v in subscripts)
+        at = self.offset(view, [self.of(v) if not nowhere else "i32(0)" for v in subscripts])
         return view, f"{at} + {op.attrs['offset']}" if "offset" in op.attrs else at
 
     def four(self, op: Op, place: Place) -> None:
@@ -152,3 +155,15 @@ def whole(memref: Value) -> Value:
     while memref.op is not None and memref.op.name == "memref.flatten":
         memref = memref.op.operand
     return memref
+
+
+def _number(value: Value) -> int | None:
+    """The number that ``value`` is known to be."""
+    op = value.op
+    if op is None or not op.name.startswith("arith.") or value.scalar.is_float:
+        return None
+    if op.name == "arith.constant":
+        return int(op.attrs["value"])
+    parts = [_number(v) for v in op.operands]
+    known = [n for n in parts if n is not None]
+    return int(evaluate(op, known)) if len(known) == len(parts) else None

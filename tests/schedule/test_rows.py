@@ -14,15 +14,19 @@ import weft
 from examples import gallery, layer_norm, softmax
 from tests.cuda.emulator import EmulatedCall, emulated
 from tests.cuda.test_emulated import same
+from tests.fuzz.check import function
 from tests.ir.blocks import launch
-from weft.codegen import ptx
+from weft import compiler
+from weft.codegen import cuda, ptx
 from weft.errors import ScheduleError
 from weft.ir.core import walk
 from weft.ir.text import parse_function, print_function
 from weft.ir.verify import verify
 from weft.schedule import grid
 from weft.schedule.apply_cuda import apply
+from weft.schedule.choose import candidate
 from weft.schedule.language import KeepRow, StripMine, only, parse
+from weft.tools.cross import lowered_loops
 
 SCALED = """func.func @scaled(%x: memref<?x?xf32>, %out: memref<?x?xf32>) {
   %c0 = arith.constant 0 : index
@@ -411,6 +415,38 @@ def test_refusals(text: str, message: str, help: str) -> None:
         weft.compile_for("sm_90", kernel, meta(4, 8))
     assert message in caught.value.message
     assert caught.value.help == help
+
+
+def test_a_row_that_is_stored_by_turns_in_a_branch_and_read_later() -> None:
+    """The first loop touches memory that is not kept: its turns are in a branch, which has to hand
+    on what it stored."""
+
+    kernel = weft.kernel(strict_math=True)(
+        function("""def kernel(x, w, y, z, v):
+    m = x.shape[1]
+    for i in range(x.shape[0]):
+        s = 0.25
+        t = -0.5
+        for j in range(0, m):
+            y[i, j] = weft.math.exp(x[i, j] - t)
+            z[i, j] += (weft.math.tanh(w[j]) - (0.5 - x[i, j]))
+        y[i, 0] += s
+        for j in range(0, m):
+            t = max(t, weft.math.exp(w[j]))
+        for j in range(0, m):
+            y[i, j] += ((z[i, j] - x[i, j]) - weft.math.tanh(w[j]))
+""")
+    )
+    x, y, z = torch.randn(3, 2, 40).unbind()
+    (loop,) = lowered_loops(kernel, x, torch.randn(40), y.T.contiguous().T, z, z.clone())
+    lowered = compiler.optimize(loop, kernel.options)
+    kept = 0
+    for text in cuda.analyse(lowered).candidates:
+        if "keep_row" in text:
+            for stage in cuda.scheduled(lowered, candidate(text).schedule).bound.stages:
+                verify(stage)
+                kept += 1
+    assert kept
 
 
 def test_loops_without_rows_are_refused() -> None:

@@ -463,7 +463,10 @@ class _ByRow(Members):
     ) -> list[Value]:  # fmt: skip
         """``vector`` where turns touch other memory: in a branch."""
         at, there = place
-        rows = [self.elements[row] for row in changed if row not in ready]
+        order = list(self.rows.loops)
+        later = order[order.index(op) + 1 :]
+        asked = {row for loop in later for row in self.rows.loops[loop].values()}
+        rows = [self.elements[row] for row in changed if row not in ready or row in asked]
 
         def inside() -> list[Value]:
             found = self.vector(op, part, at, carried)

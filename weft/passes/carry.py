@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterator, Mapping, Sequence
 
 from weft.ir.builder import Rewriter, identity
@@ -46,7 +47,7 @@ class Carrying(Rewriter):
             self.rewrite(inner)
 
 
-class Accumulating(Carrying):
+class Accumulating(Carrying, abc.ABC):
     """Rewrites parallel ``loops``, whose accumulations into some elements become values."""
 
     def __init__(self, loops: Mapping[Op, Mapping[Op, Element]]) -> None:
@@ -58,9 +59,9 @@ class Accumulating(Carrying):
         self.places: dict[Element, list[Value]] = {}  # subscripts, in front of what carries
         self.kinds: dict[Element, str] = {}  # combiners
 
+    @abc.abstractmethod
     def loop(self, op: Op) -> Sequence[Value]:
         """Rebuilds one of the loops."""
-        raise NotImplementedError
 
     def _around(self, op: Op, _: Rewriter) -> Sequence[Value] | None:
         if op not in self.loops:

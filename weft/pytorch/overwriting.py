@@ -152,7 +152,7 @@ class Referred(Held):
             return saved
         if self.copies is None:
             if self.tensor is None or self.tensor._version != self.moment.version:
-                raise changed(self.name, self.span)
+                raise changed([self.name], self.span)
             return saved
         whole = torch.zeros(saved.shape, dtype=saved.dtype, device=saved.device)
         for box, part in zip(self.boxes, self.copies, strict=True):
@@ -200,14 +200,12 @@ class Restored(torch.autograd.Function):
         return grads[0], None
 
 
-def changed(name: str, span: Span | None) -> GradientError:
-    """The error about a tensor that was changed after a launch had read it. ``name``: also of
-    several, with " or " between them."""
-    shown = name.replace(" or ", "` or `")
+def changed(names: Sequence[str], span: Span | None) -> GradientError:
+    """The error about a tensor, one of ``names``, that was changed after a launch had read it."""
     return GradientError(
-        f"the gradient of this loop needs `{shown}`, which was modified by an inplace operation "
-        "after the loop: its values are gone", span,
-        help=f"change a copy of it: {name.partition(' or ')[0]}.clone()",
+        f"the gradient of this loop needs `{'` or `'.join(names)}`, which was modified by an "
+        "inplace operation after the loop: its values are gone", span,
+        help=f"change a copy of it: {names[0]}.clone()",
     )  # fmt: skip
 
 
@@ -223,11 +221,11 @@ def find_changed(
             found.append(name)
 
     def unpacked(_: None) -> Any:
-        raise changed(" or ".join(found), span)
+        raise changed(found, span)
 
     for name, tensor in zip(names, saved, strict=True):
         tensor.register_hooks(functools.partial(packed, name), unpacked)
-    return changed(" or ".join(found), span)
+    return changed(found, span)
 
 
 def hold(

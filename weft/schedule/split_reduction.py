@@ -170,9 +170,7 @@ class _Stage(Members):
         return self.register("thread_id", self.side, self.tally), members
 
     def turns(self, lower: Value) -> tuple[Value, Value]:
-        members, place = (
-            self.register(n, self.side, self.tally) for n in ("block_dim", "thread_id")
-        )
+        place, members = self.beside()
         part, parts = self.portion
         place = self.add(self.mul(part, members), place)
         begin = self.add(lower, self.to(place, lower.type), "nsw")
@@ -237,9 +235,7 @@ class _Stage(Members):
     def combined(self, op: Op) -> list[Value]:
         """What all parts of a loop carried."""
         kinds, types = op.attrs["team"], [v.scalar for v in op.results]
-        members, first = (
-            self.register(n, self.side, self.tally) for n in ("block_dim", "thread_id")
-        )
+        first, members = self.beside()
 
         def one(part: Value, sums: list[Value]) -> list[Value]:
             words = [self.word_of(op, k, part) for k in range(len(types))]

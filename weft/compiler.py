@@ -46,7 +46,7 @@ from weft.passes.tile import tile
 from weft.passes.widen import widen
 from weft.passes.write_out import carries_small_arrays, small_loops, write_out
 from weft.schedule import default_cpu
-from weft.schedule.choose import candidate
+from weft.schedule.choose import candidate, for_large_calls
 from weft.schedule.grid import threads_of
 from weft.schedule.language import Cooperate, Schedule, SharedArrays, only, parse, several, show
 from weft.schedule.nest import loops_of
@@ -282,7 +282,7 @@ def _gpu_texts(
     from weft.codegen import cuda, ptx  # code generation for GPUs is not needed without one
 
     facts = cuda.analyse(function, asked)
-    schedule = parse(taken) if taken else cuda.usual(facts)
+    schedule = parse(taken) if taken else for_large_calls(facts.candidates, facts.asked)
     every = "\n".join(facts.candidates)
     texts = {"schedule": f"{show(schedule)}\n\nfor {arch}, of these:\n{every}"}
     run = cuda.scheduled(function, schedule, step).bound.function

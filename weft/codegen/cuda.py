@@ -14,18 +14,8 @@ from weft.ir.types import MemRefType
 from weft.passes.reciprocal import reciprocal
 from weft.schedule import analyse as analysis
 from weft.schedule.apply_cuda import apply_cuda
-from weft.schedule.choose import candidate
 from weft.schedule.index_width import Program
-from weft.schedule.language import (
-    Cooperate,
-    Prefetch,
-    Privatize,
-    Scan,
-    Schedule,
-    StreamingStores,
-    UnrollJam,
-    only,
-)
+from weft.schedule.language import Scan, Schedule, only
 from weft.schedule.listener import Listener, ignored
 from weft.values import frozen
 
@@ -55,16 +45,6 @@ def analyse(function: Function, asked: str | None = None) -> Facts:
         symbol_of(function.name), argument_slots(function), described(function),
         printed(function), found.nest, tuple(map(str, found.candidates)), found.asked,
     )  # fmt: skip
-
-
-def usual(facts: Facts) -> Schedule:
-    """What is asked for, or the schedule of large calls in which each thread has its iterations for
-    itself."""
-    if facts.asked:
-        return candidate(facts.candidates[0]).schedule
-    special = (Cooperate, Prefetch, Privatize, UnrollJam, StreamingStores)
-    found = (candidate(text).schedule for text in facts.candidates)
-    return next(s for s in found if not any(isinstance(step, special) for step in s))
 
 
 def compile_cuda(function: Function, schedule: Schedule, arch: str) -> CudaCode:

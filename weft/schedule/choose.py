@@ -21,11 +21,14 @@ from weft.schedule.guards import (
 from weft.schedule.language import (
     Cooperate,
     KeepRow,
+    Prefetch,
     Privatize,
     Scan,
     Schedule,
     Step,
+    StreamingStores,
     StripMine,
+    UnrollJam,
     only,
     parse,
     read,
@@ -84,6 +87,16 @@ def choose(candidates: Sequence[str], sizes: Sizes, machine: GpuMachine, most: i
             shared = sizes.count(own.array) * sizes.arrays[own.array].bytes if own else 0
             return Choice(schedule, *grid(schedule, sizes, machine, most), shared, place)
     raise AssertionError("the last candidate has guards")
+
+
+def for_large_calls(candidates: Sequence[str], asked: int) -> Schedule:
+    """The schedule by which a kernel is shown where no call is given: the first, where ``asked`` of
+    the candidates were asked for; else that of large calls, with each iteration a thread's own."""
+    found = [candidate(text).schedule for text in candidates]
+    if asked:
+        return found[0]
+    special = (Cooperate, Prefetch, Privatize, UnrollJam, StreamingStores)
+    return next(s for s in found if not any(isinstance(step, special) for step in s))
 
 
 def fitted(found: Candidate, sizes: Sizes) -> Schedule:

@@ -22,7 +22,7 @@ from weft.passes.write_out import as_numbers
 from weft.pytorch.fake import fake_launchers
 from weft.runtime.inspection import visited
 from weft.runtime.launch import Launcher
-from weft.schedule.choose import candidate
+from weft.schedule.choose import candidate, for_large_calls
 from weft.schedule.grid import threads_of
 from weft.schedule.guards import Clusters
 from weft.schedule.language import Schedule, brief
@@ -150,7 +150,8 @@ def compiled(function: Function, target: str, options: Options, every_schedule: 
     found = [
         c.schedule for c in map(candidate, facts.candidates) if able or Clusters() not in c.guards
     ]
-    wanted = [usual if (usual := cuda.usual(facts)) in found else found[0]]
+    usual = for_large_calls(facts.candidates, facts.asked)
+    wanted = [usual if usual in found else found[0]]
     if every_schedule:
         wanted += [schedule for schedule in found if schedule != wanted[0]]
     codes = tuple(cuda.compile_cuda(optimized, schedule, target) for schedule in wanted)

@@ -4,7 +4,8 @@
 
 One process, one table: milliseconds of a call; that of WebGPU with tensors of the CPU (copies in
 and out) and with tensors that live on the device (calls are queued, and waited for together); the
-first call, from source to result, in a process that has compiled before; and the largest
+first call, from source to result, in a process that has compiled before, and of that: weft's
+compiler, wgpu reading the text, and wgpu and the driver making pipelines of it; and the largest
 difference from the CPU's result, over the largest value.
 """
 
@@ -27,7 +28,7 @@ from examples.bilateral import bilateral
 from examples.causal_conv import causal_conv
 from examples.softmax import softmax
 from examples.wkv import wkv
-from weft import webgpu
+from weft import timing, webgpu
 
 
 @weft.kernel
@@ -119,9 +120,12 @@ def row(subject: Subject, budget: float) -> list[str]:
     there = subject.kernel.on("webgpu")
     place = moved(subject, webgpu.buffer)
     begin = time.perf_counter()
-    result = subject.call(there, place)
-    result = result.as_subclass(torch.Tensor).clone()
-    first = time.perf_counter() - begin
+    with timing.record() as recording:
+        result = subject.call(there, place)
+        result = result.as_subclass(torch.Tensor).clone()
+    first = 1e3 * (time.perf_counter() - begin)
+    module, driver = (recording.stages.get(name, 0.0) for name in ("module", "pipeline"))
+    ours = sum(recording.stages.values()) - module - driver - recording.stages.get("load", 0.0)
     plain = moved(subject, torch.clone)
     expected = subject.call(subject.kernel, plain).detach()
     error = (result.double() - expected.double()).abs().max() / expected.abs().max().clamp(min=1)
@@ -139,7 +143,8 @@ def row(subject: Subject, budget: float) -> list[str]:
     figures.append(timed(lambda: subject.call(there, place), weft.sync, budget))
     ratio = figures[3] / figures[1]
     words = [f"{f:.3f}" if f < 10 else f"{f:.1f}" for f in figures]
-    return [subject.name, *words, f"{ratio:.2f}", f"{1e3 * first:.0f}", f"{error:.1g}"]
+    parts = [f"{part:.0f}" for part in (first, ours, module, driver)]
+    return [subject.name, *words, f"{ratio:.2f}", *parts, f"{error:.1g}"]
 
 
 def dispatches() -> str:
@@ -163,7 +168,10 @@ def dispatches() -> str:
     )
 
 
-HEAD = ["kernel", "CPU", "CUDA", "WebGPU, copies", "resident", "/ CUDA", "first ms", "difference"]
+HEAD = [
+    "kernel", "CPU", "CUDA", "WebGPU, copies", "resident", "/ CUDA",
+    "first ms", "weft", "wgpu", "driver", "difference",
+]  # fmt: skip
 
 
 def main() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -39,6 +41,28 @@ def test_inspect_has_the_shaders_of_any_kernel() -> None:
     assert "@compute @workgroup_size(256, 1, 1)" in stages["wgsl"]
     assert "threadgroup_barrier" in stages.text("msl")
     assert "wgsl" not in total.inspect(torch.randn(5)).text()  # where nobody asks
+
+
+def test_a_text_has_what_is_used_and_functions_once() -> None:
+    @weft.kernel
+    def grown(x, out):
+        for i, j in weft.ndrange(x.shape[0] - 3, x.shape[1]):
+            s = 0.0
+            for k in range(4):
+                s += weft.exp(x[i + k, j]) * weft.exp(x[i + k, j] + 1.0)
+            out[i, j] = s + weft.exp(s)
+
+    shape = meta(9, 9), meta(9, 9)
+    for form in weft.compile_for("wgsl", grown, *shape).loops[0][1].forms:
+        text = form.stages[0].text
+        assert text.count("fn exp_f32(") == 1 < text.count("= exp_f32(")
+        for name, _ in re.findall(r"let (\w+): (\w+) = ", text):
+            assert len(re.findall(rf"\b{name}\b", text)) > 1, f"nobody uses {name}:\n{text}"
+        main = text[text.index("@compute") :]
+        sums = re.findall(r"let \w+: i32 = (.*);", main)
+        assert all(not value.endswith("+ i32(0))") for value in sums)
+    msl = str(weft.compile_for("msl", grown, *shape))
+    assert msl.count("static f32 exp_f32(f32 a) {") == msl.count("kernel void entry(")
 
 
 def test_what_shaders_do_not_have_is_refused_by_name() -> None:

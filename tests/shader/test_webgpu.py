@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ import torch
 
 import weft
 from tests.conftest import adapter
+from weft import compiler
 from weft.lang.field import Field
 from weft.runtime.overlap import OverlapWarning
 
@@ -158,6 +162,29 @@ def test_what_runs_is_what_was_copied(caplog: pytest.LogCaptureFixture) -> None:
     (record,) = (r for r in caplog.records if r.name == "weft.launch")
     # Elements 11 to 110 of x; and the results, of which a loop may leave some as they are.
     assert record.getMessage().endswith(" 536 bytes copied there, 136 back")
+
+
+def test_python_looks_for_garbage_rarely_while_a_call_compiles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[int] = []
+    form = compiler.shader_form
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        seen.append(gc.get_threshold()[0])
+        return form(*args, **kwargs)
+
+    monkeypatch.setattr(compiler, "shader_form", watched)
+    kernel = weft.kernel(squares.function).on("webgpu")
+    kernel.options = replace(kernel.options, cache=False)
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    try:
+        kernel(torch.ones(3))
+    finally:
+        gc.set_threshold(*before)
+    assert seen
+    assert min(seen) >= 50_000
 
 
 def test_gradients_run_there(caplog: pytest.LogCaptureFixture) -> None:

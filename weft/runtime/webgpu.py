@@ -37,6 +37,7 @@ from weft.schedule.grid import THREADS, Dims, left_by
 from weft.schedule.language import Privatize, Schedule, brief, only, show
 from weft.schedule.machine import GpuMachine
 from weft.schedule.sizes import Array, Sizes
+from weft.settings import rarely_collected
 from weft.values import frozen, mutable
 
 log = logging.getLogger("weft.schedule")
@@ -109,7 +110,7 @@ class Compiled(build.Made):
         # Passes and code generation are not imported where the cache has the code.
         from weft import compiler as pipeline  # a door of the compiler
 
-        with timing.record() as recording:
+        with rarely_collected, timing.record() as recording:
             if self.optimized is None:
                 self.optimized = pipeline.optimize(job.loop.function, job.options)
             made = pipeline.shader_form(
@@ -133,7 +134,7 @@ class Compiled(build.Made):
         if found is None:
             form = self.form(wanted)
             assert form is not None
-            with timing.stage("load"):
+            with rarely_collected, timing.stage("load"):
                 found = self.pipelines[key] = self._made(form.stages[stage], form.threads, free)
         return found
 

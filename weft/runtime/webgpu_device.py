@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+from weft import timing
 from weft.codegen.shading import ENTRY, Stage
 from weft.errors import WeftError
 from weft.lang.pending import PENDING
@@ -163,7 +164,8 @@ class Device:
             raise WebGpuError(f"{self.name} refuses the loop of `{name}`: {error}") from error
 
     def _built(self, stage: Stage, free: bool) -> Pipeline:
-        module = self._module(stage.text)
+        with timing.stage("module"):
+            module = self._module(stage.text)
         entries = [
             {"binding": k, "visibility": self.wgpu.ShaderStage.COMPUTE, "buffer": {
                 "type": "storage" if name in stage.written else
@@ -174,7 +176,9 @@ class Device:
         layout = self.device.create_bind_group_layout(entries=entries)
         whole = self.device.create_pipeline_layout(bind_group_layouts=[layout])
         compute = {"module": module, "entry_point": ENTRY}
-        return Pipeline(self.device.create_compute_pipeline(layout=whole, compute=compute), layout)
+        with timing.stage("pipeline"):
+            made = self.device.create_compute_pipeline(layout=whole, compute=compute)
+        return Pipeline(made, layout)
 
     def _module(self, text: str) -> Any:
         """A module without checks of subscripts and of turns of loops, which code for CPUs and for

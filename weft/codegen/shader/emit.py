@@ -9,8 +9,7 @@ from weft import timing
 from weft.codegen.cuda import program_of
 from weft.codegen.shader.arrays import atomically_updated, whole
 from weft.codegen.shader.dialects import MSL, WGSL, Dialect, UnsupportedInShaderError, type_of
-from weft.codegen.shader.expand import expand
-from weft.codegen.shader.functions import functions
+from weft.codegen.shader.mathematics import all_functions
 from weft.codegen.shader.memory import Buffer, View
 from weft.codegen.shader.printer import Printer
 from weft.codegen.shader.rules import Expressions
@@ -126,7 +125,7 @@ def form(
         function = copy(function)
         function.attrs = {**function.attrs, WORKGROUP: threads}
         bound = apply_cuda(function, schedule, program_of).bound
-        stages = [expand(stage) for stage in bound.stages]
+        stages = bound.stages
         for stage in stages:
             if GROUP in stage.attrs and (waits := divergent_wait(stage)) is not None:
                 raise NotInShaderError(f"`{show(schedule)}`: threads wait for some", waits.span)
@@ -201,8 +200,8 @@ def _stage(
         raise UnsupportedInShaderError(
             "Metal has no float64", function.span, "pass tensors of float32"
         )
-    needed = functions(e.needs, dialect)
-    text = dialect.module(ENTRY, bound, made.shared, needed, made.body, threads)
+    called = all_functions(e.needs, dialect)
+    text = dialect.module(ENTRY, bound, made.shared, called, made.body, threads)
     names_of = tuple(n for n, _, _ in bound), tuple(n for n, _, w in bound if w)
     return Stage(text, *names_of, tuple(features)), made.bytes
 

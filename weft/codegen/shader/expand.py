@@ -14,8 +14,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from weft.codegen.float32 import ERF, ERFC, EXP, LOG, TANH
-from weft.ir.builder import Rewriter
-from weft.ir.core import Function, Op, Value
+from weft.ir.builder import Builder
+from weft.ir.core import Function, Value
 from weft.ir.types import f32, i1, i32
 
 # (atan(x) / x - 1) / z for z = x^2 <= tan(pi/8)^2, and so on
@@ -46,27 +46,20 @@ _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # ten bits of ln(2), and the 
 _ROOT_HALF = 0x3F3504F3  # bits of sqrt(1/2)
 
 
-def expand(function: Function) -> Function:
-    """``function`` without those functions of float32 that are written out here."""
-    return _Expansion().function(function)
-
-
-class _Expansion(Rewriter):
-    def __init__(self) -> None:
-        super().__init__(lambda op, _: self.visited(op))
-
-    def visited(self, op: Op) -> Sequence[Value] | None:
-        name = op.name.removeprefix("math.")
-        if name not in _FUNCTIONS or not op.name.startswith("math.") or op.result.type is not f32:
-            return None
-        with self.about(op.span):
-            return [_FUNCTIONS[name](_Float32(self), *map(self.lookup, op.operands))]
+def expand(name: str) -> Function:
+    """The function ``name`` of float32, one of ``WRITTEN_OUT``: it yields its value."""
+    write = WRITTEN_OUT[name]
+    types = (f32, f32) if name in _OF_TWO else (f32,)
+    made = Function(name, types, ("a", "b"))
+    b = Builder(made.body)
+    b.do("scf.yield", write(_Float32(b), *made.args))
+    return made
 
 
 class _Float32:
-    """Operations on float32 and i32, appended to a rewriter's block."""
+    """Operations on float32 and i32, appended to a block."""
 
-    def __init__(self, b: Rewriter) -> None:
+    def __init__(self, b: Builder) -> None:
         self.b = b
 
     def number(self, value: float | Value) -> Value:
@@ -115,7 +108,8 @@ class _Float32:
         return self.b.op("arith.uitofp" if unsigned else "arith.sitofp", n, type=f32)
 
     def to_int(self, x: Value) -> Value:
-        return self.b.op("arith.fptosi", x, type=i32)
+        """Of a number that fits; of NaN any."""
+        return self.b.op("arith.fptosi", x, type=i32, fits=True)
 
     def test(self, compare: str, a: float | Value, b: float | Value) -> Value:
         return self.b.op("arith.cmpf", self.number(a), self.number(b), predicate=compare, type=i1)
@@ -541,10 +535,11 @@ def _grown_far(g: _Float32, r: Value, n: Value) -> Value:
     return _grown(g, r, n)
 
 
-_FUNCTIONS: dict[str, Callable[..., Value]] = {
+WRITTEN_OUT: dict[str, Callable[..., Value]] = {
     "exp": _exp, "exp2": _exp2, "expm1": _expm1, "log": _log, "log2": _log_to(2.0),
     "log10": _log_to(10.0), "log1p": _log1p, "tanh": _tanh, "sigmoid": _sigmoid, "sinh": _sinh,
     "cosh": _cosh, "asinh": _asinh, "acosh": _acosh, "atanh": _atanh, "sin": _sin, "cos": _cos,
     "tan": _tan, "atan": _atan, "atan2": _atan2, "asin": _asin, "acos": _acos, "erf": _erf,
     "erfc": _erfc, "cbrt": _cbrt, "hypot": _hypot, "powf": _pow,
 }  # fmt: skip
+_OF_TWO = ("atan2", "hypot", "powf")

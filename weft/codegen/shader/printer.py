@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from weft.codegen.shader.arrays import Arrays
 from weft.codegen.shader.dialects import Dialect, register, type_of
 from weft.codegen.shader.memory import View
+from weft.codegen.shader.needed import needed
 from weft.codegen.shader.rules import Expressions, widened
 from weft.codegen.shader.runs import Place
 from weft.codegen.shader.writer import Written
@@ -34,6 +35,8 @@ class Printer(Arrays):
         self.same: dict[Value, str] = {}  # integers of 64 bits as the i32 that they are made of
         # A check that fails ends the thread where nobody waits for it.
         self.may_leave = not any(op.name == "gpu.barrier" for op in walk(function.body))
+        self.needed = needed(function, joined)
+        self.known: dict[str, str] = {}  # names of what was computed already, by its text
 
     def run(self) -> Written:
         self.block(self.function.body)
@@ -42,8 +45,11 @@ class Printer(Arrays):
     # -- operations
 
     def block(self, block: Block) -> None:
+        outside, self.known = self.known, self.known.copy()
         for op in block.ops:
-            self.op(op)
+            if op in self.needed:
+                self.op(op)
+        self.known = outside
 
     def op(self, op: Op) -> None:
         if op.name == "arith.constant" or OPS[op.name].terminator:
@@ -80,7 +86,21 @@ class Printer(Arrays):
             found = canonical(evaluate(op, values), op.result.scalar)
             self.names[op.result] = self.e.literal(found, op.result.scalar)
             return
-        self.let(op, op.result, self.e.of(op, [self.of(v) for v in op.operands]))
+        texts = [self.of(v) for v in op.operands]
+        if self.unchanged(op):
+            self.names[op.result] = texts[0]
+            return
+        text = self.e.of(op, texts)
+        key = f"{type_of(op.result.scalar)} {text}"
+        if key in self.known:
+            self.names[op.result] = self.known[key]
+            return
+        self.let(op, op.result, text)
+        self.known[key] = self.names[op.result]
+
+    def unchanged(self, op: Op) -> bool:
+        """Whether ``op`` adds nothing to an integer, which schedules do."""
+        return op.name in ("arith.addi", "arith.subi") and constant_of(op.right) == 0
 
     def place(self, op: Op) -> None:
         name = op.name.removeprefix("gpu.")

@@ -18,6 +18,7 @@ from weft.codegen.shader.dialects import (
     type_of,
     unsigned_of,
 )
+from weft.codegen.shader.expand import WRITTEN_OUT
 from weft.ir.core import Op, Value
 from weft.ir.types import ScalarType, bf16, f64, i1, i32, i64, index
 from weft.ir.views import constant_of
@@ -62,6 +63,8 @@ class Expressions:
         """The value of a scalar operation of the operands ``a``. Raises
         ``UnsupportedInShaderError``."""
         rule = _RULES.get(op.name)
+        if op.name.removeprefix("math.") in WRITTEN_OUT:
+            rule = _called
         is_wide = op.name.startswith("math.") and op.left.type is f64 and op.name not in _EXACT
         if rule is None or is_wide:
             what = op.name.partition(".")[2] + (" of float64" if is_wide else "")
@@ -302,6 +305,8 @@ def _to_float(e: Expressions, op: Op, a: list[str]) -> str:
 def _to_int(e: Expressions, op: Op, a: list[str]) -> str:
     source, target, x = op.operand.scalar, op.result.scalar, a[0]
     signed = op.name == "arith.fptosi"
+    if "fits" in op.attrs:
+        return f"{type_of(target)}({x})"
     if target is i1:
         return f"({x} {'<=' if signed else '>='} {literal(-1.0 if signed else 1.0, source)})"
     low = -(1 << target.bits - 1) if signed else 0

@@ -1,0 +1,36 @@
+"""Functions of float32 as text: each is in a module once, however often it is called."""
+
+from __future__ import annotations
+
+import functools
+
+from weft.codegen.shader.dialects import Dialect
+from weft.codegen.shader.expand import WRITTEN_OUT, expand
+from weft.codegen.shader.functions import functions
+from weft.codegen.shader.printer import Printer
+from weft.codegen.shader.rules import Expressions
+from weft.ir.types import ScalarType, f32
+
+Needs = frozenset[tuple[str, ScalarType]]
+
+
+def all_functions(needs: set[tuple[str, ScalarType]], dialect: Dialect) -> list[str]:
+    """The text of functions, each behind those that it calls."""
+    own = {name for name, t in needs if t is f32 and name in WRITTEN_OUT}
+    found = [_function(name, dialect) for name in sorted(own)]
+    rest = {need for need in needs if need[0] not in own}.union(*(inner for _, inner in found))
+    return [*functions(rest, dialect), *(text for text, _ in found)]
+
+
+@functools.cache
+def _function(name: str, dialect: Dialect) -> tuple[str, Needs]:
+    """Its text, and what it calls."""
+    function, e = expand(name), Expressions(dialect)
+    names = {arg: arg.name for arg in function.args}
+    printer = Printer(function, dialect, e, (1, 1, 1), 0, {}, names, {}, set(), {}, False)
+    lines = [f"  {line}" for line in printer.run().body]
+    args = ", ".join(f"{arg}: f32" for arg in names.values())
+    head = dialect.function(f"fn {name}_f32({args}) -> f32 {{")
+    (value,) = function.body.terminator.operands
+    result = printer.of(value)
+    return "\n".join([head, *lines, f"  return {result};", "}"]), frozenset(e.needs)

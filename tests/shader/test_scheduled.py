@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from examples.causal_conv import causal_conv
 from examples.softmax import softmax
 from tests.conftest import adapter
 from weft import webgpu
+from weft.runtime import webgpu as device
 
 pytestmark = [pytest.mark.webgpu]
 
@@ -71,6 +73,21 @@ def test_rows_are_shared_by_the_threads_of_a_workgroup(
     (by,) = schedules(caplog)
     assert n < 128 or "cooperate" in by
     torch.testing.assert_close(result, torch.softmax(x, 1), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(("rows", "shared"), [(4, True), (20, True), (25, True), (26, False)])
+def test_rows_that_do_not_fit_along_a_side_of_the_grid_fold(
+    rows: int, shared: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = 5  # in place of 65,535
+    narrow = replace(device._NARROW, blocks=(side, side, side))
+    monkeypatch.setattr(device, "_MOST_SIDE", side)
+    monkeypatch.setattr(device, "_NARROW", narrow)
+    monkeypatch.setattr(device, "_MACHINE", replace(narrow, blocks=(1 << 31, side, side)))
+    x = torch.randn(rows, 300)
+    torch.testing.assert_close(softmax.on("webgpu")(x), x.softmax(1))
+    (by,) = schedules(caplog)
+    assert ("cooperate" in by) is shared
 
 
 @pytest.mark.parametrize("size", [1, 3, 64, 100])

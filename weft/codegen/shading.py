@@ -37,7 +37,9 @@ class Stage:
 class Form:
     """A loop by ``schedule``, as text, with indices of 32 bits, or of 64 (``wide``). ``threads``:
     of a block, along x, y and z; ``shared``: bytes that it has together. ``word``: bytes of each
-    word that blocks leave for further stages."""
+    word that blocks leave for further stages. ``folds``: a grid has nothing along z, and may have
+    what does not fit along x there: block x of layer z is block x + z * (blocks along x), and there
+    may be more blocks than are asked for."""
 
     schedule: str
     wide: bool
@@ -45,6 +47,7 @@ class Form:
     shared: int
     stages: tuple[Stage, ...]
     word: int
+    folds: bool
 
 
 @frozen

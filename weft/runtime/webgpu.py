@@ -16,7 +16,7 @@ import struct
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -60,7 +60,9 @@ class Wanted:
 
 # What no size of a call says: how far schedules go is that of a large GPU, on any device, so that
 # they all compute the same.
-_MACHINE = GpuMachine(clusters=False, lanes=False, blocks=(_MOST_SIDE, _MOST_SIDE, _MOST_SIDE))
+_NARROW = GpuMachine(clusters=False, lanes=False, blocks=(_MOST_SIDE, _MOST_SIDE, _MOST_SIDE))
+# Most grids fold: what does not fit along x is along z.
+_MACHINE = replace(_NARROW, blocks=(2**31 - 1, _MOST_SIDE, _MOST_SIDE))
 
 
 @mutable
@@ -91,6 +93,25 @@ class Compiled(build.Made):
         if call.choice is None:  # there was nothing to do
             return "", True
         return f"{show(call.choice.schedule)}, workgroups of {call.choice.block}", True
+
+    def chosen(self, sizes: Sizes) -> tuple[Choice, Wanted, Form]:
+        """The first candidate whose guards hold, and that this device runs; the last one where
+        none is."""
+        most = self.on.limits["max-compute-invocations-per-workgroup"]
+        left, machine = list(self.facts.candidates), _MACHINE
+        while True:
+            choice = choose(left, sizes, machine, min(most, 2 * THREADS))
+            wanted = Wanted(choice.schedule, choice.block, _elements(choice, sizes))
+            last = choice.place + 1 == len(left)
+            if math.prod(choice.block) <= most or last:
+                form = self.form(wanted)
+                if form is not None and _folded(choice.grid, form) is not None:
+                    return choice, wanted, form
+                if form is not None and machine is not _NARROW:
+                    machine = _NARROW
+                    continue
+            assert not last
+            del left[: choice.place + 1]
 
     def form(self, wanted: Wanted) -> Form | None:
         """The text of a form: from memory, the disk cache, or compiled; None where this device does
@@ -166,7 +187,7 @@ class Compiled(build.Made):
 class WebGpu:
     """Shaders in ``dialect`` for what ``device`` gives."""
 
-    version = 5
+    version = 6
 
     def __init__(
         self, name: str = "webgpu", dialect: str = "wgsl", device: Callable[[], Device] = device
@@ -341,7 +362,7 @@ class Call:
         sizes = sizes_of(facts, self.compiled.loop.summary.types, slots, aligned)
         if 0 in sizes.trips and not facts.nest.kinds:
             return None
-        choice, wanted, form = self._chosen(sizes)
+        choice, wanted, form = self.compiled.chosen(sizes)
         self.choice = choice
         log.debug("%s: by `%s`, grid %s, block %s", self.compiled.loop.summary.name,
                   show(choice.schedule), choice.grid, choice.block)  # fmt: skip
@@ -352,26 +373,13 @@ class Call:
                 arrays.append((f"a{slot.arg}", k, _bytes(array), slot.arg))
         left = left_by(choice.schedule, choice.grid, choice.block, sizes)
         if left is None:
-            return Launch(wanted, form, (choice.grid,), tuple(arrays), 1, 0)
-        grids = (*[choice.grid] * (len(form.stages) - 1), left.last[0])
-        return Launch(wanted, form, grids, tuple(arrays), left.parts, left.words)
-
-    def _chosen(self, sizes: Sizes) -> tuple[Choice, Wanted, Form]:
-        """The first candidate whose guards hold, and that this device runs; the last one where
-        none is."""
-        most = self.on.limits["max-compute-invocations-per-workgroup"]
-        left = list(self.facts.candidates)
-        while True:
-            choice = choose(left, sizes, _MACHINE, min(most, 2 * THREADS))
-            wanted = Wanted(choice.schedule, choice.block, _elements(choice, sizes))
-            last = choice.place + 1 == len(left)
-            runs = math.prod(choice.block) <= most and max(choice.grid) <= _MOST_SIDE
-            if runs or last:
-                form = self.compiled.form(wanted)
-                if form is not None:
-                    return choice, wanted, form
-            assert not last
-            del left[: choice.place + 1]
+            grids, parts, words = (choice.grid,), 1, 0
+        else:
+            grids = (*[choice.grid] * (len(form.stages) - 1), left.last[0])
+            parts, words = left.parts, left.words
+        folded = tuple(found for g in grids if (found := _folded(g, form)) is not None)
+        assert len(folded) == len(grids)
+        return Launch(wanted, form, folded, tuple(arrays), parts, words)
 
     def _uploaded(
         self, launch: Launch, form: Form, slots: bytes, buffers: dict[str, Any],
@@ -482,6 +490,15 @@ class Call:
         check = self.facts.checks[number - 1]
         values = [_value(kind, word) for kind, word in zip(check.values, words, strict=False)]
         raise self.error(check, values)
+
+
+def _folded(grid: Dims, form: Form) -> Dims | None:
+    """The grid that is dispatched for ``grid``; None where WebGPU has none."""
+    x, y, z = grid
+    layers = -(-x // _MOST_SIDE)
+    if layers == 1 or (form.folds and z == 1 and layers <= _MOST_SIDE):
+        return -(-x // layers), y, z * layers
+    return None
 
 
 def _buffers(homes: dict[str, Home]) -> dict[str, Any]:

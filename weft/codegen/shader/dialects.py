@@ -273,14 +273,20 @@ static u32 countOneBits(u32 value) { return popcount(value); }
 WGSL, MSL = Wgsl(), Msl()
 
 
-def register(name: str, dimension: str, threads: tuple[int, int, int]) -> str:
-    """A place in the grid (see ``ops.DIMENSIONS``), an i32."""
+def register(name: str, dimension: str, threads: tuple[int, int, int], *, folds: bool) -> str:
+    """A place in the grid (see ``ops.DIMENSIONS``), an i32. ``folds``: see ``Form``."""
     if name == "block_dim":
         sizes = dict(zip("xyz", threads, strict=True))
         return literal(sizes.get(dimension, math.prod(threads)), ScalarType("i32", "int", 32))
     if name == "thread_id" and dimension == "linear":
         return "i32(thread_number)"
     where = {"thread_id": "thread", "block_id": "block", "grid_dim": "blocks"}[name]
+    if folds and dimension == "x" and name != "thread_id":
+        return (
+            "i32(block.x + blocks.x * block.z)"
+            if name == "block_id"
+            else ("i32(blocks.x * blocks.z)")
+        )
     if dimension != "linear":
         return f"i32({where}.{dimension})"
     if name == "grid_dim":

@@ -11,7 +11,7 @@ from weft.codegen.shader.arrays import atomically_updated, whole
 from weft.codegen.shader.dialects import MSL, WGSL, Dialect, UnsupportedInShaderError, type_of
 from weft.codegen.shader.mathematics import all_functions
 from weft.codegen.shader.memory import Buffer, View
-from weft.codegen.shader.printer import Printer
+from weft.codegen.shader.printer import Printer, folds
 from weft.codegen.shader.rules import Expressions
 from weft.codegen.shader.runs import runs
 from weft.codegen.shading import (
@@ -136,7 +136,8 @@ def form(
         spoken = {"wgsl": WGSL, "msl": MSL}[dialect]
         made = [_stage(s, function, threads, private, spoken, wide, watch) for s in stages]
     shared = max(n for _, n in made)
-    return Form(show(schedule), wide, threads, shared, tuple(s for s, _ in made), word)
+    folded = all(map(folds, stages))
+    return Form(show(schedule), wide, threads, shared, tuple(s for s, _ in made), word, folded)
 
 
 def _stage(

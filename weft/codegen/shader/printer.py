@@ -21,6 +21,12 @@ from weft.ir.views import For, If, Parallel, While, accessed_by, constant_of, re
 from weft.passes.constants import canonical
 
 
+def folds(function: Function) -> bool:
+    """See ``Form``."""
+    places = (op for op in walk(function.body) if op.name in ("gpu.block_id", "gpu.grid_dim"))
+    return all(op.attrs["dimension"] != "z" for op in places)
+
+
 class Printer(Arrays):
     """``low``: arguments of 64 bits as an i32 or f32."""
 
@@ -35,6 +41,7 @@ class Printer(Arrays):
         self.same: dict[Value, str] = {}  # integers of 64 bits as the i32 that they are made of
         # A check that fails ends the thread where nobody waits for it.
         self.may_leave = not any(op.name == "gpu.barrier" for op in walk(function.body))
+        self.folds = folds(function)
         self.needed = needed(function, joined)
         self.known: dict[str, str] = {}  # names of what was computed already, by its text
 
@@ -104,7 +111,8 @@ class Printer(Arrays):
 
     def place(self, op: Op) -> None:
         name = op.name.removeprefix("gpu.")
-        self.let(op, op.result, register(name, op.attrs["dimension"], self.threads))
+        where = register(name, op.attrs["dimension"], self.threads, folds=self.folds)
+        self.let(op, op.result, where)
 
     def barrier(self, op: Op) -> None:
         for text in self.d.barrier().split("\n"):

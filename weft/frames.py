@@ -75,6 +75,18 @@ def shorten(error: BaseException) -> None:
     error.__traceback__ = made
 
 
+def of_user(error: BaseException) -> bool:
+    """Whether the user's code raised ``error``; its traceback has no frames of weft's then, its
+    command line included."""
+    shorten(error)
+    found = entries(error)
+    own = [entry for entry in found if _owner(entry) != "weft_cli"]
+    if full_traceback() or not own or any(_owner(entry) == "weft" for entry in own):
+        return False
+    error.__traceback__ = own[0]
+    return True
+
+
 def _owner(entry: TracebackType) -> str:
     """The package whose code a frame runs."""
     if entry.tb_frame.f_code.co_filename.startswith("<weft "):  # generated

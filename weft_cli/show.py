@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import traceback
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,10 @@ FOUND, USAGE = 1, 2  # exit codes, beside 0
 @contextlib.contextmanager
 def answer(json: bool) -> Generator[Callable[[Report], None]]:
     """Gives what prints a report and ends the command with its code. weft's errors are printed
-    without a traceback: of usage, or what is wrong with a kernel."""
+    without a traceback: of usage, or what is wrong with a kernel; errors of the person's code with
+    its own frames."""
     from weft.errors import WeftError  # imports torch, and so not before it must
+    from weft.frames import of_user
     from weft.workbench.report import UsageError, as_json
 
     def show(report: Report) -> None:
@@ -37,6 +40,11 @@ def answer(json: bool) -> Generator[Callable[[Report], None]]:
     except WeftError as error:
         typer.echo(f"weft: {error}", err=True)
         raise typer.Exit(USAGE if isinstance(error, UsageError) else FOUND) from None
+    except Exception as error:
+        if isinstance(error, typer.Exit) or not of_user(error):
+            raise  # weft's own mistake, with all of its frames
+        typer.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
+        raise typer.Exit(FOUND) from None
 
 
 def listed(report: Any) -> None:

@@ -172,3 +172,92 @@ def test_arguments_may_be_what_a_function_gives() -> None:
         assert source.evaluate(text) == found
     with pytest.raises(UsageError, match="SyntaxError"):
         source.evaluate("*")
+
+
+PLAIN = """import torch
+import weft
+
+
+@weft.kernel
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = 2 * x[i]
+    return out
+
+
+def plain(x):
+    return x
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with files in it that a person may name."""
+    for name, text in (
+        ("good_file.py", PLAIN),
+        ("lacks_file.py", "import not_there_at_all\n"),
+        ("raises_file.py", "def inner():\n    return 1 / 0\n\n\ninner()\n"),
+        ("wrong_file.py", "def f(:\n"),
+        ("ends_file.py", "raise SystemExit(3)\n"),
+    ):
+        (tmp_path / name).write_text(text)  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    for name in ("good_file", "lacks_file"):
+        sys.modules.pop(name, None)
+
+
+def test_a_file_that_cannot_be_imported_is_told_by_its_own_frames(files: Path) -> None:
+    def told(name: str) -> str:
+        done = weft("check", name)
+        assert done.exit_code == 2, done.output
+        return done.stderr
+
+    assert told("lacks_file.py:k") == told("lacks_file:k").replace(
+        "lacks_file c", "lacks_file.py c"
+    )
+    assert told("raises_file.py:k") == (
+        "weft: raises_file.py cannot be imported:\n"
+        f'  File "{files}/raises_file.py", line 5, in <module>\n    inner()\n'
+        f'  File "{files}/raises_file.py", line 2, in inner\n    return 1 / 0\n'
+        "           ~~^~~\nZeroDivisionError: division by zero\n"
+    )
+    assert told("wrong_file.py:k").startswith(
+        f'weft: wrong_file.py cannot be imported:\n  File "{files}/wrong_file.py", line 1\n'
+    )
+    assert told("ends_file.py") == (
+        "weft: ends_file.py ended the program with 3 when it was imported\n"
+        'help: put what runs under `if __name__ == "__main__":`\n'
+    )
+
+
+def test_what_is_no_kernel_is_told(files: Path) -> None:
+    for words, error in (
+        ("check .", "there is no module '.'"),
+        ("check :doubled", "there is no module ''"),
+        ("check not_there_at_all:k", "there is no module 'not_there_at_all'"),
+        ("check good_file.py:plain", "'plain' of good_file.py is a function, not a kernel"),
+        ("check good_file:double", "good_file has no kernel 'double'"),
+        ("profile good_file.py:plain", "good_file.py:plain takes x, and is called without"),
+        ("bench good_file.py --device tpu", "'tpu' is no device that kernels run on"),
+        ("bench good_file.py --device cuda:99", "'cuda:99' is not here: PyTorch sees"),
+        ("inspect good_file.py --size n", "--size 'n': write one number, as in --size n=1024"),
+    ):
+        done = weft(*words.split())
+        assert done.exit_code == 2, (words, done.output)
+        assert done.stderr.startswith(f"weft: {error}"), (words, done.stderr)
+
+
+def test_errors_of_the_persons_code_have_its_own_frames(files: Path) -> None:
+    done = weft("inspect", "good_file.py", "--args", "3")
+    assert done.exit_code == 1
+    assert re.findall(r'File "(.*?)", line (\d+)', done.stderr) == [(f"{files}/good_file.py", "7")]
+    assert done.stderr.splitlines()[-1].startswith("TypeError: empty_like(): argument 'input'")
+    done = weft("profile", "wrong_file.py")
+    assert done.exit_code == 1
+    assert done.output.splitlines()[0] == (
+        "WRONG: the program ended with 'SyntaxError: invalid syntax (wrong_file.py, line 1)'"
+    )
+    assert "weft" not in done.stderr

@@ -256,6 +256,19 @@ def _owner(node: ast.expr) -> ast.expr:
     return node.value
 
 
+def device_of(name: str) -> torch.device:
+    """The device of that name, the GPU if there is one for "". Raises ``UsageError``."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not name:
+        return torch.device("cuda" if count else "cpu")
+    kind, _, place = name.partition(":")
+    if kind not in ("cpu", "cuda") or not (place or "0").isdigit():
+        raise UsageError(f"{name!r} is no device that kernels run on\nhelp: write cpu or cuda")
+    if kind == "cuda" and int(place or 0) >= count:
+        raise UsageError(f"{name!r} is not here: PyTorch sees {count} GPUs\nhelp: write cpu")
+    return torch.device(name)
+
+
 def call_arguments(
     kernel: Kernel, args: tuple[Any, ...], names: Mapping[str, Any] | None = None,
     sizes: Sizes | None = None, device: str = "",
@@ -265,6 +278,7 @@ def call_arguments(
     if args:
         if sizes:
             raise UsageError("sizes are for arguments that are made, and --args are given")
+        device_of(device)
         return args
     scope = getattr(kernel.function, "__globals__", {}) if names is None else names
     maker = maker_of(kernel, (), {}, scope)
@@ -272,7 +286,7 @@ def call_arguments(
     if unknown:
         raise UsageError(f"{unknown[0]!r} is no size of {kernel.__name__}\n"
                          f"help: there are {', '.join(maker.sizes) or 'none'}")  # fmt: skip
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    where = device_of(device)
     bound = kernel.signature.bind_partial()
     bound.arguments.update(maker.make({**maker.sizes, **(sizes or {})}, 0))
     return tuple(v.to(where) if isinstance(v, torch.Tensor) else v

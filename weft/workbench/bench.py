@@ -20,7 +20,7 @@ from weft.tuning.measure import shown as progress
 from weft.tuning.state import tensors_in
 from weft.values import frozen
 from weft.workbench import compare
-from weft.workbench.arguments import call_arguments
+from weft.workbench.arguments import call_arguments, device_of
 from weft.workbench.limits import Limits, limits
 from weft.workbench.rates import Row
 from weft.workbench.report import Table, UsageError
@@ -116,7 +116,7 @@ class Plan:
 
     @property
     def where(self) -> torch.device:
-        return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        return device_of(self.device)
 
 
 @user_frames

@@ -152,7 +152,7 @@ class Profiler:
                     f"write `with weft.profile.range({name!r}):` in the program"
                 )
             every = inside or every
-        if not every:
+        if not every and not error:
             told.append("a program that uses torch.profiler itself ends this one: take it out")
         told += [balance.why] if balance.why else []
         told += [f"{balance.lost:,} records of threads were too many"] if balance.lost else []

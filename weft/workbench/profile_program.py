@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from weft.codegen.emit import symbol_of
 from weft.workbench.marked import run
@@ -36,7 +38,8 @@ def profile_program(
         raise UsageError(f"{', '.join(tools)} run a program, not a function\nhelp: name the file")
     with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
         if colon:
-            found = profile(function_of(name, function), trace=trace, rows=rows)
+            found = profile(_without_arguments(function_of(name, function), program[0]),
+                            trace=trace, rows=rows)  # fmt: skip
         else:
             found = profile.recorded(lambda: _run(program), trace=trace, rows=rows, name=range,
                                      skip=skip)  # fmt: skip
@@ -48,6 +51,18 @@ def profile_program(
     tables = tuple(table for o in others for table in o.tables)
     notes = tuple(o.note for o in others if o.note)
     return replace(found, others=tables, notes=(*found.notes, *notes))
+
+
+def _without_arguments(function: Callable[..., Any], name: str) -> Callable[[], Any]:
+    needed = [
+        p.name
+        for p in inspect.signature(function).parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if needed:
+        raise UsageError(f"{name} takes {', '.join(needed)}, and is called without arguments\n"
+                         "help: name a function beside it that calls it")  # fmt: skip
+    return function
 
 
 def _longest(found: Profile, count: int) -> tuple[str, ...]:
@@ -63,7 +78,8 @@ def _run(program: Sequence[str]) -> None:
     try:
         run(program)
     except Exception as error:
-        traceback.print_exception(type(error), error, _own(error.__traceback__))
+        unread = isinstance(error, SyntaxError)  # names its place itself
+        traceback.print_exception(type(error), error, None if unread else _own(error.__traceback__))
         raise SystemExit(f"{type(error).__name__}: {error}") from None
 
 

@@ -213,7 +213,7 @@ def ncu_table(text: str, waiting: Sequence[Waits], places: Mapping[str, str]) ->
 
 # The first that there is: as ncu has it of samples alone, and of its section SourceCounters.
 _SAMPLES = (_SAMPLES_OF_WAITS, "Warp Stall Sampling (All Samples)", "# Samples")
-_REASON = re.compile(r"stall_(\w+)")
+_REASON = re.compile(r"(?:smsp__pcsamp_warps_issue_)?stall(?:ed)?_(\w+)")
 # What ncu shortens in the names of columns.
 _WORDS = {"sb": "scoreboard", "inst": "instruction", "lg": "lg throttle", "mio": "mio throttle",
           "tex": "tex throttle", "math": "math pipe throttle"}  # fmt: skip

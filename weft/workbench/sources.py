@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
+from weft.errors import WeftError
 from weft.kernel import kernel_inside
 from weft.values import frozen
 from weft.workbench.report import UsageError
@@ -52,6 +55,9 @@ def load(text: str, *kinds: type) -> Source:
         raise UsageError(f"{place}: which kernel?\nhelp: write {place}:KERNEL; {listed}")
     other = names.get(name)
     found = other if isinstance(other, kinds) else kernels.get(name or own[0])
+    if found is None and inspect.isfunction(other):
+        raise UsageError(f"{name!r} of {place} is a function, not a kernel\n"
+                         f"help: decorate it @weft.kernel; {listed}")  # fmt: skip
     if found is None:
         raise UsageError(f"{place} has no kernel {name!r}\nhelp: {listed}")
     return Source(found, names)
@@ -77,23 +83,59 @@ def _plain(value: Any) -> Any:
 def _module(place: str) -> Any:
     path = Path(place)
     if path.suffix != ".py":
-        try:
-            return importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            raise UsageError(f"there is no module {error.name!r}\nhelp: write FILE.py:KERNEL or "
-                             "MODULE:KERNEL") from None  # fmt: skip
+        return _imported(place)
     if not path.is_file():
         raise UsageError(f"there is no file {place}")
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:  # for what the file imports from beside it
-        sys.path.insert(0, folder)
+    _found_from(path.resolve().parent)  # for what the file imports from beside it
     known = sys.modules.get(path.stem)
     if known is not None and _is_at(known, path):
         return known
-    if known is not None or not path.stem.isidentifier():
-        # Another module has this name: the file gets one of its own.
-        return _executed(f"weft_file_{abs(hash(str(path.resolve())))}", path)
-    return _executed(path.stem, path)
+    with _told(place):
+        if known is not None or not path.stem.isidentifier():
+            # Another module has this name: the file gets one of its own.
+            return _executed(f"weft_file_{abs(hash(str(path.resolve())))}", path)
+        return _executed(path.stem, path)
+
+
+def _imported(place: str) -> Any:
+    """The module of that name, from the current folder, too, as ``python -m`` has it."""
+    missing = UsageError(f"there is no module {place!r}\n"
+                         "help: write FILE.py:KERNEL or MODULE:KERNEL")  # fmt: skip
+    if not all(map(str.isidentifier, place.split("."))):
+        raise missing
+    _found_from(Path.cwd())
+    with _told(place):
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if f"{place}.".startswith(f"{error.name}."):
+                raise missing from None
+            raise
+
+
+def _found_from(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+@contextlib.contextmanager
+def _told(place: str) -> Generator[None]:
+    """What ends an import is ``UsageError``, with the frames of what is imported alone."""
+    try:
+        yield
+    except SystemExit as end:
+        raise UsageError(
+            f"{place} ended the program with {end.code!r} when it was imported\n"
+            'help: put what runs under `if __name__ == "__main__":`'
+        ) from None
+    except WeftError:
+        raise
+    except Exception as error:
+        lines = traceback.format_exception_only(error)
+        frames = [f for f in traceback.extract_tb(error.__traceback__)
+                  if f.filename != __file__ and "importlib" not in f.filename]  # fmt: skip
+        shown = "".join([*traceback.format_list(frames), *lines]).rstrip()
+        raise UsageError(f"{place} cannot be imported:\n{shown}") from None
 
 
 def _is_at(module: Any, path: Path) -> bool:
@@ -137,8 +179,11 @@ def parsed_sweep(texts: Sequence[str]) -> dict[str, list[int]]:
 
 def parsed_sizes(texts: Sequence[str]) -> dict[str, int]:
     """``n=1024``, one text a size. Raises ``UsageError``."""
-    found = parsed_sweep(texts)
-    several = [name for name, values in found.items() if len(values) != 1]
-    if several:
-        raise UsageError(f"--size {several[0]}: write one number; sweeps are for weft bench")
-    return {name: values[0] for name, values in found.items()}
+    found: dict[str, int] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not name.isidentifier() or not value.isdecimal():
+            raise UsageError(f"--size {text!r}: write one number, as in --size n=1024; sweeps are "
+                             "for weft bench")  # fmt: skip
+        found[name] = int(value)
+    return found

@@ -30,7 +30,7 @@ LAYERS = [
     {"runtime"},
     {"pytorch"},
     {"kernel"},
-    {"tools", "tuning", "webgpu"},
+    {"tools", "tuning", "webgpu", "ad"},
     {"workbench"},
     {"weft"},  # the package itself: `import weft`
     {"__main__"},

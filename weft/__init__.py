@@ -150,8 +150,11 @@ from weft.lang.vectors import Matrix, Vector
 from weft.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from weft import ad as ad
+    from weft.lang import experimental as experimental
     from weft.lang import linalg as linalg
     from weft.lang.layout import Layout as Layout
+    from weft.lang.layout import Level
     from weft.lang.layout import axes as axes
     from weft.lang.layout import root as root
     from weft.lang.linalg import eig as eig
@@ -162,7 +165,7 @@ if TYPE_CHECKING:
     from weft.lang.structs import StructField as StructField
     from weft.lang.structs import dataclass as dataclass
 
-    svd = linalg.taichi_svd
+    svd, FieldsBuilder = linalg.taichi_svd, Level
     from weft.pytorch.exported_program import export_library as export_library
     from weft.tools.cross import compile_for as compile_for
     from weft.tools.foreign import c_source as c_source
@@ -193,6 +196,8 @@ _LATER = {
 # Taichi's names, and what is written in the language, likewise: "module:name", or a module.
 _TAICHI = {
     **{name: f"weft.lang.layout:{name}" for name in ("root", "axes", "Layout")},
+    "FieldsBuilder": "weft.lang.layout:Level",
+    "real_func": "weft.lang.loops:func", "experimental": "weft.lang.experimental",
     **{name: f"weft.lang.structs:{name}" for name in ("Struct", "StructField", "dataclass")},
     **{name: f"weft.lang.linalg:{name}" for name in ("solve", "eig", "sym_eig", "polar_decompose")},
     "svd": "weft.lang.linalg:taichi_svd", "linalg": "weft.lang.linalg",
@@ -203,7 +208,7 @@ _TAICHI = {
         ("RuntimeError", "WeftError"), ("RuntimeTypeError", "KernelTypeError"),
         ("AssertionError", "KernelAssertionError"),
     )},
-    "webgpu": "weft.webgpu", "ad": "weft.pytorch.tape", "Tape": "weft.pytorch.tape:Tape",
+    "webgpu": "weft.webgpu", "ad": "weft.ad", "Tape": "weft.ad:Tape",
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ PAGE = "docs/port-taichi.md"
 
 _ROWS: tuple[tuple[str, str, str], ...] = (
     ("activate deactivate deactivate_all_snodes is_active append length rescale_index get_addr "
-     "SNode FieldsBuilder BitpackedFields no_activate snode",
+     "SNode BitpackedFields no_activate snode",
      "sparse layouts", "use dense fields, and keep the indices of what is active in a tensor"),
     ("Mesh MeshInstance MeshQuery mesh_local mesh_patch_idx TriMesh TetMesh",
      "meshes", "keep neighbours in tensors of integers"),
@@ -20,9 +20,9 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
      "get_kernel_profiler_total_time set_kernel_profiler_metrics set_kernel_profiler_toolkit "
      "collect_kernel_profiler_metrics get_predefined_cupti_metrics CuptiMetric",
      "profiler of this name", "use weft.profile(...) or torch.profiler (docs/profiling.md)"),
-    ("AutodiffMode SNodeGradType grad_replaced grad_for no_grad",
-     "derivatives of that kind", "use weft.ad.FwdMode, or a torch.autograd.Function"),
-    ("aot graph GraphBuilder Graph Module DeviceCapability experimental",
+    ("AutodiffMode SNodeGradType",
+     "derivatives of that kind", "use weft.ad.Tape, weft.ad.FwdMode or torch.autograd.grad"),
+    ("aot graph GraphBuilder Graph Module DeviceCapability",
      "such graphs and modules", "export the kernel (docs/shipping.md), or capture a CUDA graph"),
     ("GUI ui imread imwrite imresize imshow imdisplay rgb_to_hex hex_to_rgb VideoManager",
      "GUI and no images", "show or write the tensor with another library"),
@@ -34,7 +34,7 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("algorithms PrefixSumExecutor parallel_sort", "such algorithms",
      "use torch.cumsum and torch.sort in the host part"),
     ("rand", "function of that name", "write weft.random(dtype), uniform in [0, 1)"),
-    ("pyfunc real_func", "functions of that kind", "write @weft.func"),
+    ("pyfunc", "functions of that kind", "write @weft.func"),
     ("reset", "state to reset", "leave it out"),
     ("amdgpu gles dx11 dx12 x86_64", "back end of that name",
      "leave arch= out: a kernel runs where its tensors are"),

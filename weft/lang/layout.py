@@ -16,6 +16,7 @@ import torch
 
 from weft.errors import KernelTypeError, KernelValueError
 from weft.lang.field import Field, Placed, checked_offset
+from weft.lang.structs import StructField
 from weft.values import frozen
 
 _LETTERS = "ijkl"
@@ -75,13 +76,25 @@ class Level:
             if one.is_floating_point() and not one.requires_grad:
                 one.grow()
 
+    def lazy_dual(self) -> None:
+        """Gives all fields of floating-point numbers duals, as ``needs_dual=True`` does."""
+        for one in Field.alive():
+            one.needs_dual |= one.is_floating_point()
+
+    def finalize(self, raise_warning: bool = True) -> Level:
+        """Nothing: fields have their elements from ``place`` on."""
+        return self
+
+    def destroy(self) -> None:
+        """Nothing: the elements of a field go with the last reference to it."""
+
     def _sparse(self, *_: Any, **__: Any) -> NoReturn:
         raise KernelTypeError(
             "weft has no sparse layouts: a field is a dense tensor",
             help="write dense(...), or keep indices in a tensor; docs/port-taichi.md has the rows",
         )
 
-    pointer = bitmasked = dynamic = hash = quant_array = _sparse
+    pointer = bitmasked = dynamic = hash = quant_array = deactivate_all = _sparse
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -90,6 +103,10 @@ class Level:
 
 
 def _place(one: Any, shape: tuple[int, ...], offset: Any, *, graded: bool) -> None:
+    if isinstance(one, StructField):
+        for member in one.members.values():
+            _place(member, shape, offset, graded=graded)
+        return
     if not isinstance(one, Field):
         raise KernelTypeError(
             f"a {type(one).__name__} is placed", help="place fields: x = weft.field(weft.f32)"

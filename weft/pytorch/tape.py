@@ -17,10 +17,14 @@ from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
+from torch.autograd.grad_mode import (
+    _unsafe_preserve_version_counter,  # pyright: ignore[reportPrivateUsage]
+)
+from torch.autograd.graph import get_gradient_edge
 
 from weft.errors import GradientError, KernelTypeError, Span
 from weft.lang.dtypes import from_torch
@@ -130,14 +134,16 @@ class Tape:
         self, kind: type[BaseException] | None, error: BaseException | None,
         traceback: types.TracebackType | None,
     ) -> None:  # fmt: skip
+        made = None
         try:
             if kind is None:
                 self.check_constants()
-                torch.autograd.backward(self.loss, torch.ones_like(self.loss))
+                made = get_gradient_edge(self.loss)
         finally:
             self.end()
-        if kind is not None:
+        if made is None:
             return
+        torch.autograd.backward(made, torch.ones_like(self.loss.detach()))
         for field, start, _ in self.begins:
             left = self._written.get(id(field))
             self._add(field, start.grad if left is None else left[-1])
@@ -223,6 +229,12 @@ class Tape:
             with torch.no_grad():
                 field.grad.add_(gradient)
 
+    def changed(self, call: Callable[[], None]) -> list[Field]:
+        """The fields with gradients that ``call`` writes to."""
+        before = [(one, one._version) for one, _, _ in self.begins]
+        call()
+        return [one for one, version in before if one._version != version]
+
     def writes(self, field: Field) -> None:
         """Notes that a loop is about to write to ``field``, which has a history."""
         if field.grad_fn is not self._last.get(id(field)):
@@ -307,23 +319,32 @@ def transposed(kernel: KernelLike, args: tuple[Any, ...], kwargs: dict[str, Any]
     over to those that it reads. The values of the fields are as they were before. A field that is
     written has the gradient with respect to its values before the call then (0 where the call
     overwrites them). Raises ``KernelTypeError`` under a tape."""
+    fields = tuple(Field.alive())
+    with _unsafe_preserve_version_counter(fields):  # values are as they were
+        _transpose(kernel, args, kwargs, fields)
+
+
+def _transpose(
+    kernel: KernelLike, args: tuple[Any, ...], kwargs: dict[str, Any], fields: Sequence[Field]
+) -> None:  # fmt: skip
     tape = Tape(None, clear_gradients=False)
     tape.begin()
-    fields = Field.alive()
     with torch.no_grad():
         before = [f.as_subclass(torch.Tensor).clone() for f in fields]
+    found: Sequence[Any] = ()
     try:
         kernel(*args, **kwargs)
         tape.check_constants()
-        found: Sequence[Any] = torch.autograd.grad(
-            [f for f, _, _ in tape.begins], [start for _, start, _ in tape.begins],
-            [g.clone() for _, _, g in tape.begins], allow_unused=True,
-        )  # fmt: skip
+        if tape.begins:
+            found = torch.autograd.grad(
+                [f for f, _, _ in tape.begins], [start for _, start, _ in tape.begins],
+                [g.clone() for _, _, g in tape.begins], allow_unused=True,
+            )  # fmt: skip
     finally:
         tape.end()
         with torch.no_grad():
             for field, values in zip(fields, before, strict=True):
                 field.copy_(values)
     with torch.no_grad():
-        for (field, _, _), gradient in zip(tape.begins, list[Any](found), strict=True):
+        for (field, _, _), gradient in zip(tape.begins, list[Any](found), strict=False):
             field.grad.copy_(torch.zeros(()) if gradient is None else gradient)

@@ -592,3 +592,23 @@ def test_a_kernel_whose_bytes_cannot_be_counted_says_why() -> None:
     found = weft.profile(chosen, torch.full((3,), 3.0), warmup=1, steps=2)
     assert [e.moved for e in found.of("chosen")] == [None]
     assert any(note.startswith("bytes of weft::chosen: ") for note in found.notes), found.notes
+
+
+def test_a_gradient_that_nobody_asked_for_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took half a minute for a kernel that wraps around by ``%``."""
+
+    def derived(kernel: Any) -> Any:
+        raise AssertionError("the gradient is counted")
+
+    @weft.kernel
+    def tripled(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = 3 * x[i]
+        return out
+
+    monkeypatch.setattr(events, "_derived", derived)
+    x = torch.rand(5)
+    assert weft.profile(tripled, x, warmup=0, steps=1).of("tripled")[0].moved == 2 * x.nbytes
+    with pytest.raises(AssertionError, match="the gradient is counted"):
+        weft.profile(lambda: tripled(x.requires_grad_()).sum().backward(), warmup=0, steps=1)

@@ -16,7 +16,7 @@ import torch
 
 from weft.codegen.emit import symbol_of
 from weft.errors import WeftError, first_line
-from weft.kernel import Kernel
+from weft.kernel import Kernel, kernel_inside
 from weft.pytorch.fake import hollow
 from weft.pytorch.profiled import place
 from weft.runtime.launch import KernelLike
@@ -96,7 +96,7 @@ class Notes:
         for key, (kernel, args, kwargs) in self.calls.items():
             count, source = self.counts[key], place(kernel)
             found.sources[key[0]] = source
-            for counted in (kernel, _derived(kernel)):
+            for counted in (kernel, _derived(kernel)) if _has_gradient(kernel) else (kernel,):
                 try:
                     loops = _loops(counted, args, kwargs)
                 except (WeftError, RuntimeError) as error:  # PyTorch's that are not there, too
@@ -129,6 +129,13 @@ def _names(kernel: Kernel) -> Iterator[str]:
             yield form.compiled.loop.summary.name
         for adjoint in form.derived.adjoints if form.derived is not None else ():
             yield from (step.name for step in adjoint.steps)
+
+
+def _has_gradient(kernel: KernelLike) -> bool:
+    """Whether its loops' gradients were made, which takes as long to count as to make."""
+    inner = kernel_inside(kernel)
+    return inner is None or any(form.derived is not None and form.derived.adjoints
+                                for form in inner.specializations)  # fmt: skip
 
 
 def _derived(kernel: KernelLike) -> Any:

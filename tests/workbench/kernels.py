@@ -69,6 +69,28 @@ def running(x: Float[Tensor, " n"]) -> torch.Tensor:
 
 
 @weft.kernel
+def scattered(x: Float[Tensor, " n"], places: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for i in range(x.shape[0]):
+        out[places[i]] = x[i]
+    return out
+
+
+@weft.kernel
+def imaginary(x: Float[Tensor, " n"]) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = weft.sqrt(-1.0 - x[i] * x[i])
+    return out
+
+
+@weft.kernel
+def rooted(x: weft.types.ndarray(dtype=weft.f32, ndim=1), out: weft.types.ndarray(weft.f32, 1)):
+    for i in x:
+        out[i] = weft.sqrt(x[i])
+
+
+@weft.kernel
 def unknown(x: torch.Tensor) -> None:
     y = x.view(-1)
     for i in range(y.shape[0]):

@@ -328,3 +328,27 @@ def test_whole_numbers_that_are_no_sizes_are_tried_as_flags() -> None:
     found = weft.check(checkered)
     assert not found.ok
     assert "in a loop whose iterations run at once" in str(found)
+
+
+def test_a_race_is_told_once_whichever_iterations_meet() -> None:
+    text = str(weft.check(kernels.scattered, torch.ones(5), torch.ones(5).long(), seconds=0.5))
+    told, _, program = text.partition("This shows it:")
+    assert "WRONG: as given, bounds" not in told
+    assert told.count("iterations 0 and 1 both write `out[1]`") == 1
+    assert told.count("both write") == 1
+    assert "\nlikewise: sizes, strided, transposed, offset, " in told
+    assert "from tests.workbench.kernels import scattered" in program
+
+
+@pytest.mark.parametrize(
+    ("kernel", "result"), [(kernels.imaginary, "not tried"), (kernels.rooted, "ok")]
+)
+def test_what_is_not_a_number_is_not_what_pytorch_compares(kernel: Any, result: str) -> None:
+    """PyTorch's checks take NaN to differ from NaN. The root is of absolute values then; and
+    annotations of float32 do not keep its gradient from being checked in float64."""
+    x = torch.tensor([-2.0, 3.0])
+    found = weft.check(kernel, *((x, x.clone()) if kernel is kernels.rooted else (x,)))
+    assert found.ok
+    told = results(found)
+    assert told["opcheck"] == told["gradient"] == told["forward mode"] == {result}
+    assert ("results are infinite or NaN, of absolute" in str(found)) == (result == "not tried")

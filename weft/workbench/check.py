@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import field, replace
@@ -67,12 +68,17 @@ class Check:
     def __str__(self) -> str:
         rows = tuple((t.result, t.what, t.arguments) for t in self.trials)
         parts = [f"{self.kernel}\n\n{Table(('result', 'tried', 'arguments'), rows)}"]
+        known: set[str] = set()
         for result in (WRONG, VARIES, NOT_TRIED):
-            told: dict[str, dict[str, None]] = {}  # by reason, what it is of
+            told: dict[str, tuple[str, dict[str, None]]] = {}  # by kind, a reason and what it is of
             for trial in (t for t in self.trials if t.result == result):
-                if result == NOT_TRIED or trial.why not in told:
-                    told.setdefault(trial.why, {})[trial.what] = None
-            whys = [f"{result}: {', '.join(whats)}: {why}" for why, whats in told.items()]
+                told.setdefault(_kind(trial.why), (trial.why, {}))[1][trial.what] = None
+            whys: list[str] = []
+            for kind, (why, whats) in told.items():
+                first, *rest = whats if result == WRONG else [", ".join(whats)]
+                whys.append(f"{result}: {first}: {'likewise' if kind in known else why}"
+                            + (f"\nlikewise: {', '.join(rest)}" if rest else ""))  # fmt: skip
+            known |= {*told}
             more = [f"{result}: {len(whys) - _SHOWN} more"] if len(whys) > _SHOWN else []
             parts += ["\n".join(whys[:_SHOWN] + more)] if whys else []
         if self.program:
@@ -84,6 +90,13 @@ class Check:
     def data(self) -> dict[str, Any]:
         trials = [{name: getattr(t, name) for name in Trial.__match_args__} for t in self.trials]
         return {"kernel": self.kernel, "trials": trials, "program": self.program}
+
+
+def _kind(why: str) -> str:
+    """``why`` without its numbers, but for those of lines: which elements differ, and which
+    iterations meet, is told of the first alone."""
+    text = why.removeprefix("the Python itself: ")
+    return re.sub(r"(?<![\w:])-?\d+(\.\d+)?(e[+-]?\d+)?", "#", text)
 
 
 @user_frames

@@ -8,14 +8,17 @@ import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
 import torch
 
 from weft.errors import CompileError, GradientError
+from weft.frontend.parameters import annotations_of
 from weft.kernel import Kernel
 from weft.lang.types import NDArrayType
-from weft.workbench.cases import Case, as_float64, same_numbers
+from weft.workbench.arguments import dtypes_of
+from weft.workbench.cases import Case, as_float64, copied, outcome, same_numbers
 from weft.workbench.compare import is_inexact
 
 Make = Callable[[Case], dict[str, Any]]
@@ -32,9 +35,33 @@ def checks(kernel: Kernel, make: Make) -> list[tuple[str, Callable[[Case], Verdi
     ]
 
 
+def _finite(kernel: Kernel, given: dict[str, Any]) -> dict[str, Any] | None:
+    """``given``, or their absolute values, where results are infinite or NaN, which PyTorch's
+    checks take to differ from themselves; None where they are of these, too."""
+    positive = {n: v.abs() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
+                for n, v in given.items()}  # fmt: skip
+    for arguments in (given, positive):
+        try:
+            results = outcome(kernel, kernel, copied(arguments))
+        except Exception:  # what the checks tell
+            return given
+        if all(bool(t.isfinite().all()) for t in results.values()):
+            return arguments
+    return None
+
+
+_NOT_FINITE = (
+    NOT_TRIED,
+    ("results are infinite or NaN, of absolute values, too: give arguments of which they are not"),
+)
+
+
 def _opcheck(kernel: Kernel, make: Make, case: Case) -> Verdict:
+    arguments = _finite(kernel, make(case))
+    if arguments is None:
+        return _NOT_FINITE
     bound = kernel.signature.bind_partial()
-    bound.arguments.update(make(case))
+    bound.arguments.update(arguments)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch's own tracing
@@ -47,9 +74,43 @@ def _opcheck(kernel: Kernel, make: Make, case: Case) -> Verdict:
     return OK, ""
 
 
-def _gradcheck(kernel: Kernel, make: Make, forward: bool, case: Case) -> Verdict:
+def _in_float64(kernel: Kernel) -> Kernel:
+    """``kernel``, or the same without the annotations that ask for a narrower floating dtype."""
+    wide = dict(annotations_of(kernel.function))
+    for parameter in kernel.parts.parameters:
+        allowed = dtypes_of(parameter) or []
+        if any(map(_is_inexact, allowed)) and not {torch.float64, torch.complex128} & {*allowed}:
+            hint = parameter.annotation
+            is_array = isinstance(hint, NDArrayType)
+            wide[parameter.name] = replace(hint, dtype=None) if is_array else torch.Tensor
+    old = kernel.function
+    if wide == annotations_of(old) or not isinstance(old, FunctionType):
+        return kernel
+    function = FunctionType(old.__code__, old.__globals__, old.__name__, old.__defaults__,
+                            old.__closure__)  # fmt: skip
+    functools.update_wrapper(function, old)
+    function.__kwdefaults__, function.__annotations__ = old.__kwdefaults__, wide
+    return Kernel(function, kernel.given, f"{kernel.__name__}_in_float64", "weft")
+
+
+def _is_inexact(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _gradcheck(given: Kernel, make: Make, forward: bool, case: Case) -> Verdict:
     """The derivative in float64 beside that of differences."""
-    arguments = as_float64(make(replace(case, dtype=None)))
+    kernel = _in_float64(given)
+    result, why = _differentiated(kernel, make, forward, case)
+    if result != WRONG or kernel is given:
+        return result, why
+    return NOT_TRIED, ("annotations ask for a dtype that is too coarse for differences, and in "
+                       f"float64 the text, which may name dtypes, has others: {why}")  # fmt: skip
+
+
+def _differentiated(kernel: Kernel, make: Make, forward: bool, case: Case) -> Verdict:
+    arguments = _finite(kernel, as_float64(make(replace(case, dtype=None))))
+    if arguments is None:
+        return _NOT_FINITE
     hints = {p.name: p.annotation for p in kernel.parts.parameters}
     cut = {n for n, h in hints.items() if isinstance(h, NDArrayType) and h.needs_grad is False}
     tensors = {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor) and n not in cut}

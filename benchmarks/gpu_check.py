@@ -895,6 +895,20 @@ def nests() -> None:
 
 
 @section
+def scans() -> None:
+    """The selective scan of Mamba and its gradient, beside CUDA C++ by hand."""
+    from benchmarks import selective_scan as scan
+
+    name, args = "selective scan, B=8 L=4096 D=2048 N=16", scan.inputs(8, 4096, 2048, 16)
+    by_hand = scan.copy_of_the_loop("expf")
+    figure(name, "weft", timed(lambda: scan.selective_scan(*args), 0.2), "ms")
+    figure(name, "CUDA C++ by hand", timed(lambda: by_hand(*args), 0.2), "ms")
+    derived, other = scan.gradients(scan.gradient_by_hand())
+    figure(f"{name}, gradient", "weft, derived", derived, "ms")
+    figure(f"{name}, gradient", "CUDA C++ by hand", other, "ms")
+
+
+@section
 def host() -> None:
     """The calling thread's time for small calls, and the wait for the first one."""
     x, y = torch.randn(64, device="cuda"), torch.randn(64, device="cuda")

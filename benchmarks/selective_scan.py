@@ -2,13 +2,15 @@
 
 ``python -m benchmarks.selective_scan`` compares the loop with PyTorch in float64, a step of time at
 once, and prints medians of event-timed launches: weft's own choice, the loop as it is written
-(``index_width(32)``), and the copy, which loads ahead, with ``expf`` and ``__expf``.
+(``index_width(32)``), and the copy, which loads ahead, with ``expf`` and ``__expf``; and the
+gradient that weft derives beside one by hand (``selective_scan_backward.cu``).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -124,6 +126,47 @@ def copy_of_the_loop(exp: str, threads: int = 64) -> Callable[..., torch.Tensor]
     return call
 
 
+def gradient_by_hand(threads: int = 64) -> Callable[..., list[torch.Tensor]]:
+    """The gradients of ``u``, ``dt``, ``a``, ``b`` and ``c``, of the arguments of
+    ``selective_scan`` with N = 16 and the gradient of its result."""
+    text = Path(__file__).with_name("selective_scan_backward.cu").read_text()
+    source = f"#define THREADS {threads}\n{text}"
+    kernel = torch.cuda._compile_kernel(source, "selective_scan_backward")  # pyright: ignore[reportPrivateUsage]
+
+    def call(u: torch.Tensor, *rest: Any) -> list[torch.Tensor]:
+        dt, a, b, c, n, grad = rest
+        batch, time, width = u.shape
+        kept = u.new_empty(time // 4 * n * batch * width)
+        made = [torch.empty_like(u), torch.empty_like(dt), *map(torch.zeros_like, (a, b, c))]
+        kernel(grid=(width // threads, batch, 1), block=(threads, 1, 1),
+               args=[u, dt, a, b, c, grad, *made, kept, time, width])  # fmt: skip
+        return made
+
+    return call
+
+
+def gradients(by_hand: Callable[..., list[torch.Tensor]]) -> tuple[float, float]:
+    """The times of the gradient that weft derives and of that by hand, which are compared with
+    PyTorch's in float64 on smaller tensors."""
+    *tensors, n = inputs(2, 48, 128, 16)
+    wide = [t.double().requires_grad_() for t in tensors]
+    y = torch_selective_scan(*wide, n)  # type: ignore[call-arg]
+    grad = torch.randn_like(y)
+    expected = torch.autograd.grad(y, wide, grad)
+    leaves = [t.requires_grad_() for t in tensors]
+    made = torch.autograd.grad(selective_scan(*leaves, n), leaves, grad.float())
+    for found in (made, by_hand(*(t.detach() for t in tensors), n, grad.float())):
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-3)
+
+    *tensors, n = inputs(8, 4096, 2048, 16)
+    leaves = [t.requires_grad_() for t in tensors]
+    y = selective_scan(*leaves, n)
+    grad = torch.randn_like(y)
+    derived = timed(lambda: torch.autograd.grad(y, leaves, grad, retain_graph=True), 0.3)
+    return derived, timed(lambda: by_hand(*(t.detach() for t in tensors), n, grad), 0.3)
+
+
 def main() -> None:
     args = inputs(2, 48, 128, 16)
     wide = [a.double() if isinstance(a, torch.Tensor) else a for a in args]
@@ -136,6 +179,8 @@ def main() -> None:
     times = [timed(lambda f=f: f(*args), 0.3) for f in (selective_scan, plain, *copies)]
     print("| ms | weft | as written | CUDA C++, expf | __expf |\n| --- | --- | --- | --- | --- |")
     print("| selective scan (Mamba), B=8 L=4096 D=2048 N=16 |", *(f"{t:.4g} |" for t in times))
+    derived, by_hand = gradients(gradient_by_hand())
+    print(f"| its gradient | {derived:.4g} | | {by_hand:.4g} | |")
 
 
 if __name__ == "__main__":

@@ -57,14 +57,14 @@ class _Walk:
             self.operation(op, control)
 
     def operation(self, op: Op, control: int) -> None:
+        if op.regions:
+            self.regions(op, control)
+            return
         width = op.attrs.get("width") if op.name in ("gpu.barrier", "gpu.shuffle") else None
         if width is not None and control & (width - 1 if width else ALL):
             self.problem = self.problem or op
-        self.regions(op, control)
-        if op.regions:
-            return
-        scalars = [v for v in op.operands if accessed_by(op) is not v]
-        mask = self.of(*scalars)
+        accessed = accessed_by(op)
+        mask = self.of(*(v for v in op.operands if v is not accessed))
         memref = written_by(op)
         if memref is not None and _own(memref):
             self.grow(memref, mask | control)

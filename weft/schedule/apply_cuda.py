@@ -56,6 +56,7 @@ from weft.schedule.scan import scan
 from weft.schedule.shared_arrays import shared_arrays
 from weft.schedule.split_reduction import split_reduction
 from weft.schedule.split_scan import split_scan
+from weft.schedule.spmd import WORKGROUP
 from weft.schedule.stage import MOST_BYTES, stage
 from weft.schedule.stage_rows import stage_rows
 from weft.schedule.unroll_jam import unroll_jam
@@ -114,8 +115,9 @@ def apply_cuda(
             limits = limits_of(function, schedule)
         function, parallel = register_window.register_window(function, parallel, limits)
         tell(listener, schedule, (RegisterWindow,), function)
-    last = [reassociated(function)]
-    if parallel is not None and only(schedule, Cooperate) is None:
+    is_shader = WORKGROUP in function.attrs  # which has no such marks
+    last = [] if is_shader else [reassociated(function)]
+    if not is_shader and parallel is not None and only(schedule, Cooperate) is None:
         last.append(aggregated(parallel, Parallel(parallel).indices[order[0]]))
     if only(schedule, StreamingStores) is not None:
         last.append(streamed(function))

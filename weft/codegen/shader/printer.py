@@ -70,7 +70,6 @@ class Printer(Arrays):
             self.scalar(op)
 
     def scalar(self, op: Op) -> None:
-        constants = [constant_of(v) for v in op.operands]
         if op.name in ("arith.index_cast", "arith.truncf") and (
             op.operand in self.low and op.result.type in (i32, f32)
         ):
@@ -85,11 +84,10 @@ class Printer(Arrays):
             self.let(op, op.result, f"{type_of(op.result.scalar)}({value})")
             return
         self.noted(op, *op.operands)
-        known = [
-            (c, v.scalar) for c, v in zip(constants, op.operands, strict=True) if c is not None
-        ]
-        if constants and len(known) == len(constants):  # a language may refuse what overflows there
-            values = [literal(number, t) for number, t in known]
+        if op.operands and all(constant_of(v) is not None for v in op.operands):
+            # A language may refuse what overflows there.
+            known = ((constant_of(v), v.scalar) for v in op.operands)
+            values = [literal(number, t) for number, t in known if number is not None]
             found = canonical(evaluate(op, values), op.result.scalar)
             self.names[op.result] = self.e.literal(found, op.result.scalar)
             return

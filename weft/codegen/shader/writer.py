@@ -10,7 +10,7 @@ from weft.codegen.shader.dialects import Dialect, type_of
 from weft.codegen.shader.rules import Expressions
 from weft.codegen.shading import STOPPED
 from weft.ir.core import Op, Value
-from weft.ir.types import ScalarType, f64, i64, index
+from weft.ir.types import f64, i64, index
 from weft.ir.views import constant_of
 from weft.values import mutable
 
@@ -48,17 +48,18 @@ class Writer:
 
     def fresh(self, value: Value) -> str:
         self.number += 1
-        hint = re.sub(r"\W|__+", "_", value.name or "v", flags=re.ASCII).strip("_")
+        if not value.name:
+            return f"v_{self.number}"
+        hint = re.sub(r"\W|__+", "_", value.name, flags=re.ASCII).strip("_")
         name = f"{hint or 'v'}_{self.number}"
         return f"v_{name}" if name[0].isdigit() else name
 
     def noted(self, op: Op, *values: Value) -> None:
         for value in values:
-            if isinstance(value.type, ScalarType):
-                if value.type in (i64, index) and self.made.needs_64 is None:
-                    self.made.needs_64 = op
-                if value.type is f64 and self.made.needs_double is None:
-                    self.made.needs_double = op
+            if value.type is i64 or value.type is index:
+                self.made.needs_64 = self.made.needs_64 or op
+            elif value.type is f64:
+                self.made.needs_double = self.made.needs_double or op
 
     def of(self, value: Value) -> str:
         number = constant_of(value)

@@ -304,16 +304,18 @@ def test_waits_are_those_of_source_lines() -> None:
          "no instruction 50%, wait 50%"),
     )  # fmt: skip
     alone = """"Function Name","weft_doubled_0"
-"Line No","Source","Address","Source","group:smsp__pcsamp_warp_stall_reasons"
-"8","for i in range(x.shape[0]):","-","-","28"
-"","","0x7fb3337a0010","      S2R R47, SR_TID.Z","1"
-"9","    out[i] = 2 * x[i]","-","-","84"
+"Line No","Source","Address","Source","group:smsp__pcsamp_warp_stall_reasons",\
+"smsp__pcsamp_warps_issue_stalled_long_scoreboard","smsp__pcsamp_warps_issue_stalled_wait"
+"8","for i in range(x.shape[0]):","-","-","28","0","12"
+"","","0x7fb3337a0010","      S2R R47, SR_TID.Z","1","0","0"
+"9","    out[i] = 2 * x[i]","-","-","84","60","20"
 """  # as ncu 2025.3 writes it of samples without a section
     assert profilers.waits_table(profilers.waits(alone)).data() == [
         {"kernel": "weft_doubled_0", "line": line, "source": text, "samples": samples,
-         "% of kernel": pytest.approx(part)}
-        for line, text, samples, part in ((9, "out[i] = 2 * x[i]", 84, 75),
-                                          (8, "for i in range(x.shape[0]):", 28, 25))
+         "% of kernel": pytest.approx(part), "waits for": why}
+        for line, text, samples, part, why in (
+            (9, "out[i] = 2 * x[i]", 84, 75, "long scoreboard 75%, wait 25%"),
+            (8, "for i in range(x.shape[0]):", 28, 25, "wait 100%"))
     ]  # fmt: skip
     older = SOURCE.replace('"Warp Stall Sampling (All Samples)",', '"Other",')
     assert [one.samples for one in profilers.waits(older)] == [50, 30]

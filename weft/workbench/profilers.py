@@ -114,7 +114,15 @@ _PEAK = "dram__bytes.sum.pct_of_peak_sustained_elapsed"
 # Samples of what warps wait for: one more pass over a kernel, where ncu's section SourceCounters
 # takes ten, for which memory is put back as it was each time.
 _SAMPLES_OF_WAITS = "group:smsp__pcsamp_warp_stall_reasons"
-_STALL = re.compile(r"smsp__pcsamp_warps_issue_stalled_(\w+)")
+_STALLED = "smsp__pcsamp_warps_issue_stalled_"
+_STALL = re.compile(rf"{_STALLED}(\w+)")
+# The group is one column of the source page: the reasons have columns if they are named as well, in
+# the same pass. All are known to GPUs from Volta on.
+_REASONS = (
+    "barrier", "branch_resolving", "dispatch_stall", "drain", "imc_miss", "lg_throttle",
+    "long_scoreboard", "math_pipe_throttle", "membar", "mio_throttle", "no_instructions",
+    "not_selected", "short_scoreboard", "sleeping", "tex_throttle", "wait",
+)  # fmt: skip
 _LAUNCHES = 2  # of each kernel and grid
 _SCALE = {"nsecond": 1e-6, "ns": 1e-6, "usecond": 1e-3, "us": 1e-3, "msecond": 1.0, "ms": 1.0,
           "second": 1e3, "s": 1e3,
@@ -125,7 +133,8 @@ def _ncu(asked: Asked, folder: Path) -> Found:
     """Each kernel a few times per size of its grid: in the ranges that count, or behind the first
     two launches of it."""
     file = folder / "report"
-    metrics = [_TIME, _BYTES, _OCCUPANCY, _PEAK, _SAMPLES_OF_WAITS]
+    metrics = [_TIME, _BYTES, _OCCUPANCY, _PEAK, _SAMPLES_OF_WAITS,
+               *(f"{_STALLED}{reason}" for reason in _REASONS)]  # fmt: skip
     names = "|".join(dict.fromkeys(map(re.escape, map(function_name, asked.kernels))))
     command = ["ncu", "-o", str(file), "--metrics", ",".join(metrics),
                *(["--kernel-name-base", "function", "--kernel-name", f"regex:^({names})$"]
@@ -213,7 +222,7 @@ def ncu_table(text: str, waiting: Sequence[Waits], places: Mapping[str, str]) ->
 
 # The first that there is: as ncu has it of samples alone, and of its section SourceCounters.
 _SAMPLES = (_SAMPLES_OF_WAITS, "Warp Stall Sampling (All Samples)", "# Samples")
-_REASON = re.compile(r"(?:smsp__pcsamp_warps_issue_)?stall(?:ed)?_(\w+)")
+_REASON = re.compile(rf"(?:{_STALLED}|stall_)(\w+)")
 # What ncu shortens in the names of columns.
 _WORDS = {"sb": "scoreboard", "inst": "instruction", "lg": "lg throttle", "mio": "mio throttle",
           "tex": "tex throttle", "math": "math pipe throttle"}  # fmt: skip

@@ -109,7 +109,20 @@ def test_numbers_that_are_computed_of_sizes() -> None:
     recipe = recipe_of(counted)
     assert recipe is not None
     assert [(m.dtype, m.device, m.zeros) for m in recipe.made] == [(0, 0, True), (0, 0, False)]
-    assert recipe_of(of_the_same_kind) is None, "two tensors in one statement"
+    recipe = recipe_of(of_the_same_kind)
+    assert recipe is not None, "two tensors in one statement"
+    assert [(m.dtype, m.zeros) for m in recipe.made] == [(0, False), (torch.int64, True)]
+    assert recipe.returned == (0, 1)
+
+
+@needs_code
+def test_machine_code_makes_two_tensors_of_one_statement() -> None:
+    x = torch.randn(5, 7)
+    code = learned(of_the_same_kind, x, 4)
+    assert by_python(code, lambda: of_the_same_kind.op(x, 3)) == 0
+    doubled, zeros = of_the_same_kind.op(x, 3)
+    assert torch.equal(doubled, 2 * x.T)
+    assert zeros.tolist() == [0, 0, 0]
 
 
 @needs_code

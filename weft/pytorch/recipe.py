@@ -257,21 +257,27 @@ class _Reader:
                             value=ast.Attribute(value=ast.Name() as of, attr="shape")):  # fmt: skip
                 for axis, name in enumerate(names):
                     self._name(name, Size(self._tensor(of), axis))
-            case ast.Assign(targets=[name], value=ast.Constant(value=float() as value)):
-                self._name(name, Number(value))
             case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)) if len(
                 names
             ) == len(values):
-                for name, value in zip(names, [*map(self._count, values)], strict=True):
+                for name, value in zip(names, [*map(self._value, values)], strict=True):
                     self._name(name, value)
-            case ast.Assign(targets=[name], value=ast.Call() as call):
-                self._make(name, call)
             case ast.Assign(targets=[name], value=value):
-                self._name(name, self._count(value))
+                self._name(name, self._value(value))
             case _:
                 raise _Other
 
-    def _make(self, name: ast.expr, call: ast.Call) -> None:
+    def _value(self, value: ast.expr) -> Size | Fresh | Number | Computed:
+        """What is given a name."""
+        match value:
+            case ast.Constant(value=float() as number):
+                return Number(number)
+            case ast.Call():
+                return self._made(value)
+            case _:
+                return self._count(value)
+
+    def _made(self, call: ast.Call) -> Size | Fresh | Number | Computed:
         """A tensor that is made, by a function of torch or a method of a parameter."""
         words = {word.arg: word.value for word in call.keywords}
         match call.func:
@@ -287,10 +293,9 @@ class _Reader:
                 own = self._tensor(of)
                 made = self._sized(how, call.args, words, own, own)
             case _:
-                self._name(name, self._count(call))
-                return
-        self._name(name, Fresh(len(self.made)))
+                return self._count(call)
         self.made.append(made)
+        return Fresh(len(self.made) - 1)
 
     def _asks(self, name: str) -> None:
         """A function of torch is called."""

@@ -267,7 +267,7 @@ class _Reader:
             case _:
                 raise _Other
 
-    def _value(self, value: ast.expr) -> Size | Fresh | Number | Computed:
+    def _value(self, value: ast.expr) -> Count | Fresh:
         """What is given a name."""
         match value:
             case ast.Constant(value=float() as number):
@@ -277,7 +277,7 @@ class _Reader:
             case _:
                 return self._count(value)
 
-    def _made(self, call: ast.Call) -> Size | Fresh | Number | Computed:
+    def _made(self, call: ast.Call) -> Count | Fresh:
         """A tensor that is made, by a function of torch or a method of a parameter."""
         words = {word.arg: word.value for word in call.keywords}
         match call.func:

@@ -110,6 +110,16 @@ def test_s_goes_by_what_weft_does_and_into_the_users_functions(pdb_session) -> N
     assert "(0.1, 1.0)" in shown
 
 
+def test_up_and_where_show_the_users_frames(pdb_session) -> None:
+    """Between a `weft.func` and the kernel that calls it there are frames of weft's."""
+    commands = "n; n; n; s; s; up; p s, b, t; w; down; p a, b; finish"
+    _, shown = pdb_session(commands, lambda: convolved.interpret(X, W, step=True))
+    assert "(0.0, 0, 0)" in shown
+    assert "(0.1, 1.0)" in shown
+    files = {line.partition("(")[0] for line in shown.splitlines() if line[:3] in ("> /", "  /")}
+    assert not [file for file in files if "/weft/runtime/" in file], shown
+
+
 def test_only_one_iteration_runs_and_the_debugger_steps_by_iterations(pdb_session) -> None:
     out, shown = pdb_session("iteration; c", lambda: convolved.interpret(X, W, only=(1, 2), step=1))
     assert shown.count("iteration") == 1

@@ -24,6 +24,14 @@ class Debugger(pdb.Pdb):
         """Not in what weft and torch do for the kernel, and what they call."""
         return super().stop_here(frame) and not _serves(frame)
 
+    def get_stack(
+        self, f: types.FrameType | None, t: types.TracebackType | None
+    ) -> tuple[list[tuple[types.FrameType, int]], int]:
+        """The frames that ``up`` and ``where`` show: weft's and torch's are left out."""
+        stack, at = super().get_stack(f, t)
+        kept = [k for k, (frame, _) in enumerate(stack) if k == at or not _is_of_weft(frame)]
+        return [stack[k] for k in kept], kept.index(at)
+
     def do_iteration(self, arg: str) -> None:
         """iteration: the indices of the iteration that runs."""
         self.message(str(self._iteration()))
@@ -47,10 +55,14 @@ class Debugger(pdb.Pdb):
 def _serves(frame: types.FrameType | None) -> bool:
     """Whether weft or torch is between ``frame`` and the kernel."""
     while frame is not None and LOOP not in frame.f_globals:
-        if frame.f_globals.get("__name__", "").partition(".")[0] in ("weft", "torch"):
+        if _is_of_weft(frame):
             return True
         frame = frame.f_back
     return False
+
+
+def _is_of_weft(frame: types.FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").partition(".")[0] in ("weft", "torch")
 
 
 def is_asked_for() -> bool:

@@ -2,7 +2,8 @@
 // in registers. States are kept in `kept` every C turns; going backwards, C turns are carried out
 // again in registers, and what the next C load is loaded meanwhile: a thread's own numbers into
 // registers, rows of B and C, which all threads of a block read, into shared memory. Lanes add up
-// what they have for dB and dC (each step of the sum halves what a lane has), then add it to memory.
+// what they have for dB and dC, and then add it to memory; each step of the sum halves what a lane
+// has (as a loop over the steps, these numbers are in local memory, and all takes twice as long).
 // L is a multiple of C, D one of THREADS; dA, dB and dC are zeros at first.
 #define N 16
 #define C 4
@@ -11,6 +12,16 @@ __device__ void step(float* s, const float* decay, float x, const float* row)
 {
 #pragma unroll
     for (int n = 0; n < N; n++) s[n] = decay[n] * s[n] + x * row[n];
+}
+
+template <int m> __device__ void halved(float* v, int lane)
+{
+    bool up = lane & m;
+#pragma unroll
+    for (int n = 0; n < m; n++) {
+        float send = up ? v[n] : v[n + m], keep = up ? v[n + m] : v[n];
+        v[n] = keep + __shfl_xor_sync(0xffffffffu, send, m);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) selective_scan_backward(
@@ -122,15 +133,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) selective_scan_backward(
             size_t turn = (size_t)q * C + k;
             du[first + turn * D] = dx * dk[k];
             ddt[first + turn * D] = dx * uk[k] + de;
-#pragma unroll
-            for (int m = 16; m > 0; m >>= 1) {
-                bool up = lane & m;
-#pragma unroll
-                for (int n = 0; n < m; n++) {
-                    float send = up ? v[n] : v[n + m], keep = up ? v[n + m] : v[n];
-                    v[n] = keep + __shfl_xor_sync(0xffffffffu, send, m);
-                }
-            }
+            halved<16>(v, lane); halved<8>(v, lane); halved<4>(v, lane);
+            halved<2>(v, lane); halved<1>(v, lane);
             atomicAdd((lane < N ? dB : dC) + ((size_t)b * L + turn) * N + (lane & (N - 1)), v[0]);
         }
         if (t < words) ((float4*)rows[at ^ 1][0])[t] = row;

@@ -145,7 +145,6 @@ def host_text(text: str) -> str:
     )
     lanes = r'call i32 asm sideeffect "activemask[^"]*", "=r"\(\)( #\d+)?'
     text = re.sub(lanes, f"add i32 {LANES}, 0", text)
-    text = re.sub(r'call void asm sideeffect "prefetch\.L2 .*\n', "\n", text)
     text = re.sub(r'asm "mul\.hi\.s32 [^"]*", "[^"]*"', "@emulated_mulhi", text)
     text = re.sub(r"declare .*@__nv_rsqrtf?\(.*\n", "", text)
     text = text.replace("@__nv_rsqrt", "@emulated_rsqrt").replace("@__nv_", "@")

@@ -20,9 +20,9 @@ from weft.ir.types import index
 from weft.ir.views import For, Parallel, constant_of, memory
 from weft.ir.writes import written
 
-_UNROLLED = 4  # rows at a time: their turns need each other, rows do not
+_UNROLLED = 8  # rows at a time: their turns need each other, rows do not
 _INTERLEAVED = 2  # rows of which operations stand side by side
-_AHEAD = 4  # rows of which tapes are read ahead
+_AHEAD = 8  # rows of which tapes are read ahead: what is loaded is waited for once in so many
 
 
 def rows_inside(

@@ -9,14 +9,13 @@ from typing import Any
 
 from weft.codegen.arith import RULES, Rule, from_word, intrinsic, widen, word
 from weft.codegen.emit import Emitter, View, llvm_type, memory_type
-from weft.codegen.llvm import address
 from weft.codegen.tables import MOST_WORDS, Reports
 from weft.codegen.vectormath import FUNCTIONS
 from weft.codegen.warp_sums import add_up, together
 from weft.errors import KernelTypeError
 from weft.ir.core import Function, Op
 from weft.ir.types import ScalarType, f32, f64, i1
-from weft.ir.views import memory, reported
+from weft.ir.views import reported
 from weft.schedule.grid import WARP, cluster
 
 SHARED = "weft_private"  # memory of a block whose size the launch gives
@@ -211,13 +210,6 @@ def _alloca(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     return [pointer]
 
 
-def _prefetch(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    view, indices, _ = e.access(op, operands)
-    pointer = address(e, view, indices, *(llvm_type(v.type) for v in memory(op)[1][:1]))
-    e.line(f'call void asm sideeffect "prefetch.L2 [$0];", "l"(ptr {pointer})')
-    return ()
-
-
 class CudaTarget(Reports):
     """What the rules ask of a GPU. ``functions`` collects the names that libdevice has to give."""
 
@@ -232,7 +224,6 @@ class CudaTarget(Reports):
         "memref.alloca": _alloca,
         "memref.atomic_rmw": _accumulated,
         "gpu.barrier": _barrier,
-        "gpu.prefetch": _prefetch,
         "gpu.shuffle": _shuffle,
         **{f"gpu.{name}": _register for name in ("thread_id", "block_id", "block_dim", "grid_dim")},
     }

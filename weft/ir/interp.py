@@ -221,11 +221,6 @@ def _load(m: Machine, op: Op, memref: Any, *subscripts: int) -> Any:
     return _read(op.operands[0].memref.element, memref[at])
 
 
-def _prefetch(m: Machine, op: Op, memref: Any, *subscripts: int) -> tuple[()]:
-    m.element(op, memref, subscripts, writes=False)
-    return ()
-
-
 def _store(m: Machine, op: Op, value: Any, memref: Any, *subscripts: int) -> tuple[()]:
     at = m.element(op, memref, subscripts, writes=True)
     memref[at] = _written(op.operands[1].memref.element, memref.dtype, value)
@@ -442,7 +437,6 @@ RULES: dict[str, Callable[..., Any]] = {
     "func.return": _terminator,
     **{f"gpu.{name}": _register for name in ("thread_id", "block_id", "block_dim", "grid_dim")},
     "gpu.barrier": _wait,
-    "gpu.prefetch": _prefetch,
     "gpu.shuffle": _wait,
     "weft.assert": _assert,
     "weft.bounds": _bounds,

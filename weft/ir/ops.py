@@ -47,10 +47,7 @@ def is_slow(name: str) -> bool:
 
 
 # What loads from or writes to memory, and which operand the memref is.
-MEMREF_AT = {
-    "memref.load": 0, "gpu.prefetch": 0, "memref.store": 1, "memref.atomic_rmw": 1,
-    "memref.atomic_cas": 2,
-}  # fmt: skip
+MEMREF_AT = {"memref.load": 0, "memref.store": 1, "memref.atomic_rmw": 1, "memref.atomic_cas": 2}
 
 
 def _row(name: str, operands: str, results: str, doc: str = "", **traits: object) -> None:
@@ -218,11 +215,6 @@ _row(
     "Waits for the block's other threads, and sees what they wrote; with a `width`, for the other "
     "lanes of as many neighbours.",
     attrs=("width",), pure=False,
-)  # fmt: skip
-_row(
-    "gpu.prefetch", "memref index...", "",
-    "Somebody will load the element: what is around it comes nearer (to the second cache).",
-    pure=False,
 )  # fmt: skip
 SHUFFLES = ("xor", "up", "down", "idx")
 _row(

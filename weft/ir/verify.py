@@ -279,11 +279,6 @@ def _load(c: _Checker, op: Op) -> None:
     c.same_types(op, "the results", op.results, [_access(c, op, 0).element])
 
 
-def _prefetch(c: _Checker, op: Op) -> None:
-    _access(c, op, 0)
-    c.same_types(op, "the results", op.results, [])
-
-
 def _store(c: _Checker, op: Op) -> None:
     c.same_types(op, "the values", op.operands[:1], [_access(c, op, 1).element])
     c.same_types(op, "the results", op.results, [])
@@ -489,7 +484,6 @@ _RULES: dict[str, Rule] = {
     "scf.while": _while,
     **dict.fromkeys(("gpu.thread_id", "gpu.block_id", "gpu.block_dim", "gpu.grid_dim"), _register),
     "gpu.barrier": _barrier,
-    "gpu.prefetch": _prefetch,
     "gpu.shuffle": _shuffle,
     "weft.assert": _assert,
     "weft.bounds": _bounds,

@@ -237,7 +237,7 @@ def split_access(op: Op, listed: list[T]) -> tuple[T, list[T], list[T]]:
     return listed[place], listed[place + 1 :], listed[:place]
 
 
-_WRITTEN_AT = {name: place for name, place in MEMREF_AT.items() if place}
+_WRITTEN_AT = {name: place for name, place in MEMREF_AT.items() if name != "memref.load"}
 
 
 def accessed_by(op: Op) -> Value | None:

@@ -24,7 +24,6 @@ from weft.schedule.combiners import is_joint
 from weft.schedule.cooperate import Members
 from weft.schedule.grid import MOST_MEMBERS
 from weft.schedule.language import Cooperate, KeepRow, StripMine
-from weft.schedule.nearer import ask_for_next
 from weft.schedule.spmd import Bounds
 from weft.values import frozen, mutable
 
@@ -305,7 +304,6 @@ class _ByRow(Members):
         self.turns_taken = 0
         self.elements: dict[Row, list[Value]] = {}
         self.accesses: Mapping[Op, Row] = {}
-        self.bounds: Sequence[Bounds] = ()
         self.turn = 0
 
     def rewrite(self, op: Op) -> None:
@@ -320,7 +318,6 @@ class _ByRow(Members):
     def body(self, bounds: Sequence[Bounds], parts: dict[int, Value]) -> None:
         if self.count > MOST_MEMBERS and not self.once:
             self.wait()
-        self.bounds = bounds
         super().body(bounds, parts)
         if self.count > MOST_MEMBERS:  # others read what this block has in shared memory
             self.wait()
@@ -345,9 +342,6 @@ class _ByRow(Members):
             for row, loop in self.rows.loaded.items():
                 if op is loop and row not in self.rows.ahead:
                     self.elements[row] = self.loaded(row, places)
-            if self.count > MOST_MEMBERS and op is next(iter(self.rows.loops)):
-                rows = [(row.memref, row.outer) for row in self.rows.loaded]
-                ask_for_next(self, rows, places, self.bounds)
             return self.strip(op, places, self.none(op))
         size = self.number(self.round * self.how.vectors, upper)
         return self.loop(

@@ -21,7 +21,6 @@ from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, ScalarType, i1, i32, i64, index
 from weft.ir.views import For, Parallel, constant_of, is_constant, memory, written_by
-from weft.schedule import nearer
 from weft.schedule.grid import WARP
 from weft.schedule.language import SharedArrays, Stage
 from weft.schedule.nest import loops_of
@@ -451,9 +450,6 @@ class _Staging(Serial):
             later += self.either(
                 more, lambda: self._loaded(op, own, next_, steps), lambda: given, types
             )
-            if wanted := self._far(op):
-                with self.when(more):
-                    nearer.ask(self, op, wanted, next_)
             for self.turn in range(steps):
                 mine = given[self.turn * len(own) : (self.turn + 1) * len(own)]
                 carried = self._turn(op, self._behind(position, self.turn), carried, own, mine)
@@ -467,12 +463,6 @@ class _Staging(Serial):
             self.base = self._slot(rest.body.args[0])
             self.do("scf.yield", *self.inline(op.body, rest.body.args))
         return list(rest.results)
-
-    def _far(self, op: Op) -> list[nearer.Far]:
-        """What chunks load that nobody does ahead."""
-        if "turns" not in op.attrs:
-            return []
-        return nearer.far(self.old, op, {*self.own, *self.dead, *self.stands_for})
 
     def _behind(self, position: Value, steps: int) -> Value:
         return self.addi(position, self.number(steps, position)) if steps else position

@@ -219,5 +219,5 @@ _STATEMENTS = {
     "gpu.barrier": Printer.barrier, "scf.if": Printer.branch, "scf.for": Printer.for_loop,
     "scf.parallel": Printer.parallel, "scf.while": Printer.while_loop,
     "weft.assert": Printer.asserted, "weft.bounds": Printer.bounds,
-    **dict.fromkeys(("gpu.prefetch", "weft.print"), lambda printer, op: None),  # a shader cannot
+    "weft.print": lambda printer, op: None,  # a shader cannot
 }  # fmt: skip

@@ -24,7 +24,7 @@ from weft.frontend.split import HostPart, split
 from weft.lang import field, numbers
 from weft.options import Options, asked, default_options
 from weft.pytorch import overrides
-from weft.pytorch.annotations import check_once, is_checked
+from weft.pytorch.annotations import check_once, is_checked, shared
 from weft.pytorch.namespace import namespace_of
 from weft.runtime.entry import PLAIN, dispatched, make_entry
 from weft.runtime.launch import Implementations, Launcher, Tuning
@@ -118,7 +118,7 @@ class Definition:
     def options(self) -> Options:
         given = {**self.given}
         schedule = given.pop("schedule", None)
-        options = replace(default_options(), **{"on": field.Field.defaults.on, **given})
+        options = replace(default_options(), **{**field.Field.defaults.asked, **given})
         if schedule is None:
             return options
         from weft.runtime import scheduling  # only where a person asks for a schedule
@@ -316,7 +316,7 @@ class Kernel(Definition):
 
     def _special(self, *args: Any, **kwargs: Any) -> Any:
         """A call whose way is not known: the first, one with checks, or one for the dispatcher."""
-        args, kwargs = self.recast(args, kwargs)
+        args, kwargs = self.recast(*shared(self._checked, self.bind, args, kwargs))
         values = (*args, *kwargs.values())
         plain = self._plain.issuperset(map(type, values))
         if not plain and overrides.overriding(values):

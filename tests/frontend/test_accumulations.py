@@ -50,6 +50,31 @@ def local(x, out):
         out[i] = s + old + v.sum()
 
 
+larger = weft.atomic_add  # by another name
+
+
+@weft.func
+def counted(a, n):
+    old = [0.0, 0.0]
+    count = 0
+    for k in range(n):
+        old[count % 2] = weft.atomic_add(count, k + 1)
+        old[1] += weft.math.floor(a)
+    return old[0] + old[1]
+
+
+@weft.kernel
+def stored(x, out, last):
+    for i in range(out.shape[0]):
+        s = i
+        out[i] = weft.atomic_add(s, out[i] + 3)
+        if x[i] > 0:
+            larger(s, 2)
+            out[i] = weft.atomic_max(s, 5)
+            out[i] += counted(x[i], 4)
+        last[i] = s
+
+
 @weft.kernel
 def references(out):
     for i in range(out.shape[0]):
@@ -80,6 +105,20 @@ def test_accumulations(n: int) -> None:
     same(local, x, torch.full((n,), torch.nan))
     for values in (x, x.abs(), 9 * x, x.new_zeros(n)):
         same(flags, values)
+
+
+@pytest.mark.parametrize("n", [1, 2, 17])
+def test_what_an_atomic_on_a_variable_gives_is_stored(n: int) -> None:
+    x = torch.randn(n, generator=torch.Generator().manual_seed(n))
+    out = torch.arange(n, dtype=torch.float32)
+
+    def expected(i: int) -> tuple[int, int]:
+        return i, i + i + 3
+
+    found = stored(torch.full((n,), -1.0), out, last := torch.full((n,), -9))
+    assert found is None
+    assert [*zip(out.tolist(), last.tolist(), strict=True)] == [expected(i) for i in range(n)]
+    same(stored, x, torch.arange(n, dtype=torch.float32), torch.full((n,), torch.nan))
 
 
 def test_templates_are_references() -> None:

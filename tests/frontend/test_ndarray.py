@@ -1,5 +1,6 @@
 """What ``weft.types.ndarray(...)`` says of a parameter: boundary, gradients, sizes of elements."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -179,3 +180,43 @@ def test_a_negative_literal_counts_from_the_end_of_a_field_and_a_variable_does_n
     assert x.tolist() == [5, 0, 5]
     with pytest.raises(KernelIndexError, match="subscript -1 of `x` is out of range"):
         from_the_end(x, -1)
+
+
+@weft.kernel
+def raised(x: weft.types.ndarray(), by=1) -> torch.Tensor:
+    for i in x:
+        x[i] += by
+    return x
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "uint8"])
+def test_numpy_arrays_share_their_memory(dtype):
+    for step in (1, 3):
+        whole = np.arange(17).astype(dtype)
+        expected = whole.copy()
+        expected[::step] += 2
+        for _ in range(2):
+            found = raised(whole[::step])
+            assert found.data_ptr() == whole.ctypes.data
+        assert np.array_equal(whole, expected)
+    values = torch.zeros(3)
+    raised(values, by=0.5)  # tensors and arrays, one after the other
+    array = np.zeros(3, dtype)
+    raised(x=array, by=2)
+    assert values.tolist() == [0.5] * 3
+    assert array.tolist() == [2] * 3
+
+
+def test_numpy_arrays_without_a_tensor_are_refused():
+    constant = np.zeros(3)
+    constant.flags.writeable = False
+    for array, told in (
+        (constant, "`x` is a NumPy array that cannot be written to"),
+        (np.zeros(3)[::-1], "`x` is a NumPy array that torch has no tensor of: .*negative"),
+        (
+            np.array(["a"]),
+            "`x` is a NumPy array that torch has no tensor of: ",
+        ),
+    ):
+        with pytest.raises(KernelTypeError, match=told):
+            raised(array)

@@ -271,6 +271,44 @@ def test_sums_of_a_parallel_loop() -> None:
     assert seen == {False, True}
 
 
+def subtracted(x, start):
+    s = start[0]
+    for i in range(x.shape[0]):
+        s -= x[i]
+        if i % 2 == 0:
+            s -= x[i]
+    return s
+
+
+def both_ways(x, start):
+    s = start[0]
+    for i in range(x.shape[0]):
+        s += 2
+        s -= x[i]
+    return s
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.filterwarnings("ignore:.*wraps")
+def test_differences_of_a_parallel_loop(dtype: torch.dtype) -> None:
+    kernel, most = weft.kernel(debug=True)(subtracted), torch.iinfo(dtype).max
+    for start, values, fits in (
+        (100, [1, 2, 3], True), (most, [most // 3, most // 9, 0], True), (10, [2, 2, 2], True),
+        (most, [most // 2 + 1, 1], dtype.is_signed and most < 2**31), (9, [2, 2, 2], False),
+        (0, [], True), (0, [1], False),
+    ):  # fmt: skip
+        x, first = torch.tensor(values, dtype=dtype), torch.tensor([start], dtype=dtype)
+        total = start - sum(v * (2 - k % 2) for k, v in enumerate(values))
+        if fits or (dtype.is_signed and total >= -most and 2 * max(values) <= most):
+            assert kernel(x, first).item() == total
+        elif total < torch.iinfo(dtype).min:
+            with pytest.raises(weft.errors.KernelOverflowError, match="the sum `s` overflows"):
+                kernel(x, first)
+    if not dtype.is_signed:
+        x = torch.tensor([1, 4, 2], dtype=dtype)
+        assert weft.kernel(debug=True)(both_ways)(x, torch.tensor([5], dtype=dtype)).item() == 4
+
+
 def test_a_sum_of_a_parallel_loop_for_cuda() -> None:
     kernel = emulated(weft.kernel(debug=True)(counted_sum))
     assert kernel(torch.ones(3000, dtype=torch.int64))[0].item() == 3000

@@ -9,6 +9,7 @@ import torch
 
 from weft.errors import KernelTypeError, KernelValueError
 from weft.frontend import signatures
+from weft.kernel import kernel
 from weft.lang import atomics, dtypes, field, loops, names, pending, types
 from weft.lang import math as wm
 from weft.lang.vectors import Vector
@@ -186,6 +187,10 @@ def test_init_sets_defaults_only(monkeypatch):
         warnings.simplefilter("error")
         field.init(arch=field.gpu, default_fp=dtypes.f64, debug=True)
     assert field.field(float, 2, device="cpu").dtype == torch.float64
+    assert kernel(lambda: 0).options.debug
+    assert not kernel(lambda: 0, debug=False).options.debug
+    field.init()
+    assert not kernel(lambda: 0).options.debug
     pending.sync()
 
 

@@ -1,8 +1,9 @@
 """What accumulates into a variable though it is not written so: atomics and flags.
 
 ``weft.atomic_add(s, v)`` is the statement ``s += v``: a variable belongs to one iteration, or is
-what a parallel loop reduces into. ``old = weft.atomic_add(s, v)`` keeps the value from before. What
-stands in any other place keeps its call, and is refused there.
+what a parallel loop reduces into. ``old = weft.atomic_add(s, v)`` keeps the value from before, as
+``x[i] = weft.atomic_add(s, v)`` does. What stands in any other place keeps its call, and is refused
+there.
 
 A flag that loops only ever set, ``found = False`` before and ``if ...: found = True`` in it, is
 ``found = found or True``.
@@ -31,8 +32,7 @@ _EXTREMES = {"atomic_max": "max", "atomic_min": "min"}
 def atomics(source: FunctionSource, scope: Scope) -> ast.FunctionDef:
     """The function with the atomics on its variables as assignments."""
     new = copy.copy(source.tree)
-    if "atomic_" in source.text:
-        new.body = _block(new.body, scope)
+    new.body = _block(new.body, scope)
     return new
 
 
@@ -103,6 +103,12 @@ def _assignments(node: ast.stmt, scope: Scope) -> list[ast.stmt] | None:
             before: list[ast.stmt] = []
         case ast.Assign(targets=[ast.Name(id=kept)], value=ast.Call() as call):
             before = [ast.Assign(node.targets, call.args[0])] if call.args else []
+        case ast.Assign(targets=[ast.Subscript()], value=ast.Call(args=[ast.Name(id=name), _])):
+            old = f"weft_old_{name}"
+            first = ast.Assign([ast.Name(old, ast.Store())], node.value)
+            taken = _assignments(placed(first, node), scope)
+            last = ast.Assign(node.targets, ast.Name(old, ast.Load()))
+            return None if taken is None else [*taken, placed(last, node)]
         case _:
             return None
     match call:

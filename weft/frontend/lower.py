@@ -41,6 +41,7 @@ from weft.frontend.hints import is_once, noting
 from weft.frontend.kinds import (
     EIGHT_BITS,
     STORAGE,
+    UNSIGNED,
     Box,
     ComplexKind,
     Kind,
@@ -217,7 +218,12 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
         inits += _identities(cx, kind, combined) if ordered else flatten(starts[-1])
         kinds += combined
         if cx.debug and {*combined} == {"addi"} and len({*dtypes}) == 1 and not ordered:
-            checked.append(overflow.Sum(cx, name, dtypes[0], flatten(starts[-1])))
+            signs = reductions.signs(body, name) if dtypes[0] in UNSIGNED else {""}
+            if "-" in signs:
+                cx.frame.differences[name] = len(signs) == 1
+            if len(signs) == 1:  # else the bits of an iteration's part do not say its sign
+                start = flatten(starts[-1])
+                checked.append(overflow.Sum(cx, name, dtypes[0], start, less=signs == {"-"}))
     inits += [half for total in checked for half in total.inits]
     kinds += ["addi"] * (len(inits) - len(kinds))
     if block := block_dim(cx, len(lowers)):
@@ -245,7 +251,7 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
         places = {name: flatten(cx.coerce(cx.frame.env[name], kind, cx.span(node)))
                   for name, kind in zip(names, totals, strict=True)}  # fmt: skip
         finals = [v for name in names for v in places[name]]
-        finals += [half for total in checked for half in total.halves(places[total.name])]
+        finals += [half for total in checked for half in total.parts(places[total.name])]
         b.do("scf.reduce", *finals)
     cx.iteration = []
     count = sum(len(cx.types(kind)) for kind in totals)

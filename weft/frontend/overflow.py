@@ -112,6 +112,24 @@ def _check_binary(
     _fail(cx, ok, f"{{}} {symbol} {{}} overflows {_named(dtype)}", [a, b], span)
 
 
+def taken_off(
+    cx: Lowering, name: str, symbol: str, old: Operand, x: Operand, span: Span
+) -> Operand:
+    """``name symbol= x`` in a loop that subtracts from an unsigned total: what an iteration has,
+    ``old``, is 0 at first, and less than 0 then. The whole is checked after the loop."""
+    assert isinstance(old, Scalar)
+    fits(cx, x, old.dtype, span)
+    result = cx.scalars.binary(symbol, old, x, span)
+    if cx.frame.differences[name]:
+        assert isinstance(result, Scalar)
+        zero = Scalar(cx.builder.constant(0, old.value.scalar), old.dtype)
+        sizes = [cx.scalars.binary("-", zero, v, span) for v in (old, result)]
+        before, after = (v.value for v in sizes if isinstance(v, Scalar))
+        ok = cx.builder.op("arith.cmpi", after, before, predicate="uge")
+        _fail(cx, ok, f"the sum `{name}` overflows {_named(old.dtype)}", [], span)
+    return result
+
+
 def divisor_is_not_zero(
     cx: Lowering, symbol: str, a: Operand, b: Operand, dtype: str, span: Span
 ) -> None:
@@ -187,11 +205,23 @@ def _word(cx: Lowering, x: Scalar, span: Span) -> Value:
 
 class Sum:
     """A sum of integers that a parallel loop reduces into: its upper and lower 32 bits are summed
-    once more, in 64 bits each, so that what the whole would be is known."""
+    once more, in 64 bits each, so that what the whole would be is known. ``less``: a difference of
+    unsigned integers, in which what an iteration has is less than 0."""
 
-    def __init__(self, cx: Lowering, name: str, dtype: str, starts: list[Value]) -> None:
+    def __init__(
+        self, cx: Lowering, name: str, dtype: str, starts: list[Value], less: bool = False
+    ) -> None:
         self.cx, self.name, self.dtype = cx, name, dtype
         self.inits = self.halves(starts)
+        self.less = less
+
+    def parts(self, values: list[Value]) -> list[Value]:
+        """``halves`` of what an iteration adds."""
+        if not self.less:
+            return self.halves(values)
+        op, zero = self.cx.builder.op, self.cx.builder.constant
+        sizes = [op("arith.subi", zero(0, v.scalar), v) for v in values]
+        return [op("arith.subi", zero(0, ir.i64), half) for half in self.halves(sizes)]
 
     def halves(self, values: list[Value]) -> list[Value]:
         """The upper and the lower bits of each of ``values``."""

@@ -109,6 +109,14 @@ def combiner(body: list[ast.stmt], name: str, source: FunctionSource) -> str:
     return next(iter(found))
 
 
+def signs(body: list[ast.stmt], name: str) -> set[str]:
+    """ "+" if something is added to ``name`` in ``body``, "-" if something is taken off it."""
+    nodes = (n for statement in body for n in ast.walk(statement) if isinstance(n, ast.stmt))
+    updates = [n for n in nodes if _update(n, name) is not None]
+    taken = [isinstance(getattr(n, "op", getattr(n.value, "op", None)), ast.Sub) for n in updates]  # type: ignore[attr-defined]
+    return {"-" if each else "+" for each in taken}
+
+
 def _update(node: ast.stmt, name: str) -> tuple[str, list[ast.expr]] | None:
     """(combiner, other operands) if ``node`` assigns ``name``; combiner "" if by no known one."""
     if isinstance(node, ast.AugAssign) and _is(node.target, name):

@@ -94,6 +94,8 @@ class Frame:
     turns: tuple[int, ...] = ()  # of unrolled loops around: calls in each are sites of their own
     stored: set[str] = field(default_factory=set)  # names into whose elements is stored
     grown: set[str] = field(default_factory=set)  # names of lists that grow or shrink
+    # Unsigned totals that a loop subtracts from, and whether it adds nothing to them.
+    differences: dict[str, bool] = field(default_factory=dict)
     around: Frame | None = None  # of a function that is defined in a device loop
     given: frozenset[str] = frozenset()  # the parameters of an inlined function
 

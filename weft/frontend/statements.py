@@ -114,6 +114,9 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
         _accumulate_row(cx, node, old, symbol, span)
         return
     value = named.augmented(cx, symbol, old, operand := cx.expression(node.value), span)
+    if isinstance(node.target, ast.Name) and node.target.id in cx.frame.differences:
+        number = cx.read_scalar(operand, span)
+        value = overflow.taken_off(cx, node.target.id, symbol, old, number, span)
     value = expressions.binary(cx, symbol, old, operand, span) if value is None else value
     cx.bind(node.target, value, span)
 

@@ -207,12 +207,18 @@ class Placed:
 @frozen
 class Defaults:
     """Where fields are made, and what ``float`` and ``int`` are there. ``on``: where kernels run
-    that are not asked to run elsewhere (``Options.on``)."""
+    that are not asked to run elsewhere (``Options.on``). ``debug``: whether they are checked."""
 
     device: str = "cpu"
     fp: DType = f32
     ip: DType = i32
     on: str = ""
+    debug: bool = False
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What it says of options of kernels."""
+        return {"on": self.on, **({"debug": True} if self.debug else {})}
 
 
 class Field(Array):
@@ -414,10 +420,11 @@ opengl = Arch("opengl", "cuda")
 
 def init(
     arch: Arch = cpu, *, default_fp: Any = f32, default_ip: Any = i32,
-    random_seed: int | None = None, **ignored: Any,
+    random_seed: int | None = None, debug: bool = False, **ignored: Any,
 ) -> None:  # fmt: skip
     """Accepts Taichi's ``init``. It sets defaults for new fields, and ``torch.manual_seed`` where a
-    ``random_seed`` is given.
+    ``random_seed`` is given. ``debug``: kernels that are first called after this are those of
+    ``@weft.kernel(debug=True)``, where their decorators do not say otherwise.
 
     weft needs no initialisation: a kernel runs where its tensors live. Without a CUDA device,
     ``vulkan``, ``metal`` and ``opengl`` let kernels that are first called after this run on WebGPU
@@ -433,7 +440,7 @@ def init(
             on = "webgpu"
         elif arch is not gpu:
             warnings.warn(f"no CUDA device for {arch.name}: fields are on the CPU", stacklevel=2)
-    Field.defaults = Defaults(device, as_dtype(default_fp), as_dtype(default_ip), on)
+    Field.defaults = Defaults(device, as_dtype(default_fp), as_dtype(default_ip), on, debug)
     if random_seed is not None:
         torch.manual_seed(random_seed)
 

@@ -346,7 +346,11 @@ def eig(a: Any, dtype: Any = None) -> Any:
     its imaginary part. ``vectors`` (4 x 2): a column for each eigenvector, of length 1, with the
     real and the imaginary part of its first element and those of its second. Of one double
     eigenvalue there may be one direction only: both columns have it."""
-    needs(len(a.shape) == 2 and a.shape[0] == 2 and a.shape[1] == 2, "eig() takes a 2x2 matrix")
+    needs(
+        len(a.shape) == 2 and a.shape[0] == 2 and a.shape[1] == 2,
+        "eig() takes a 2x2 matrix; sym_eig() takes a symmetric one of any size, torch.linalg.eig "
+        "in the host part any other (docs/port-taichi.md)",
+    )
     unit = _unit(a)
     m = a / unit
     half = 0.5 * (m[0, 0] - m[1, 1])

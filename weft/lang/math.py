@@ -28,6 +28,7 @@ from weft.lang.dtypes import (
     quietly,
     read,
     tensor_of,
+    u32,
     wrapped,
 )
 from weft.lang.elements import Elementwise
@@ -41,6 +42,7 @@ nan = python_math.nan
 
 vec2, vec3, vec4 = VectorType(2), VectorType(3), VectorType(4)
 ivec2, ivec3, ivec4 = (VectorType(n, "int", i32) for n in (2, 3, 4))
+uvec2, uvec3, uvec4 = (VectorType(n, "int", u32) for n in (2, 3, 4))
 mat2, mat3, mat4 = MatrixType(2, 2), MatrixType(3, 3), MatrixType(4, 4)
 
 

@@ -5,9 +5,11 @@ jaxtyping is understood, not required: its annotations are classes with ``dtypes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from weft.errors import KernelTypeError, KernelValueError
@@ -46,13 +48,41 @@ def check_annotations(
         if not isinstance(value, torch.Tensor):
             raise KernelTypeError(
                 f"`{parameter.name}` is annotated as a tensor, and {type(value).__name__} was "
-                "passed",
-                span,
-            )
+                "passed", span,
+                help="pass torch.from_numpy(...), or annotate it weft.types.ndarray()"
+                if isinstance(value, np.ndarray) else "",
+            )  # fmt: skip
         if isinstance(annotation, NDArrayType):
             _check_ndarray(parameter.name, annotation, value, span)
         else:
             _check_jaxtyping(parameter.name, annotation, value, sizes, span)
+
+
+def shared(
+    parameters: Sequence[Parameter], bind: Callable[..., inspect.BoundArguments],
+    args: tuple[Any, ...], kwargs: dict[str, Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+    """The arguments of a call, with tensors of the memory of NumPy arrays where a parameter is
+    annotated ``weft.types.ndarray``. Raises ``KernelTypeError`` for what torch has no tensor of."""
+    if np.ndarray not in map(type, (*args, *kwargs.values())):
+        return args, kwargs
+    bound = bind(args, kwargs)
+    for parameter in parameters:
+        value = bound.arguments.get(parameter.name)
+        if isinstance(parameter.annotation, NDArrayType) and isinstance(value, np.ndarray):
+            if not value.flags.writeable:
+                raise KernelTypeError(
+                    f"`{parameter.name}` is a NumPy array that cannot be written to",
+                    help="pass a copy of it",
+                )  # fmt: skip
+            try:
+                bound.arguments[parameter.name] = torch.from_numpy(value)
+            except (TypeError, ValueError) as error:
+                raise KernelTypeError(
+                    f"`{parameter.name}` is a NumPy array that torch has no tensor of: {error}",
+                    help="pass a copy of it, of a dtype that torch has",
+                ) from None  # fmt: skip
+    return bound.args, bound.kwargs
 
 
 def _name(dtype: torch.dtype) -> str:

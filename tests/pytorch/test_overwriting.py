@@ -691,3 +691,42 @@ def test_a_gradient_that_was_given_stays():
     given = torch.ones(5, 3, dtype=F64)
     x.backward(given)
     assert torch.equal(given, torch.ones(5, 3, dtype=F64))
+
+
+@weft.kernel
+def running_sums(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for i in range(out.shape[0]):
+        s = 0.0
+        for j in range(out.shape[1]):
+            s += x[i, j]
+            out[i, j] += s * w[j]
+    return out
+
+
+@pytest.mark.parametrize("call", [running_sums, running_sums.op], ids=["call", "op"])
+def test_what_a_gradient_asks_for_its_sizes_alone_may_be_overwritten(call: Any) -> None:
+    """``out += bias`` of a result over whose sizes the loop goes: nobody keeps it."""
+    for turn in range(3):  # as any launch, as a plan, by its builtins
+        x, w, bias = leaf(3, 4, seed=turn), leaf(4, seed=1), leaf(4, seed=2)
+        y = call(x, w)
+        y += bias
+        with torch.no_grad():
+            y.mul_(0)
+        kept = weakref.ref(y.untyped_storage())
+        total = y.sum()
+        del y
+        assert kept() is None
+        found = torch.autograd.grad(total, [x, w, bias])
+        other = (x.cumsum(1) * w + bias).sum()
+        torch.testing.assert_close(found, torch.autograd.grad(other, [x, w, bias]))
+
+
+@pytest.mark.parametrize("call", [running_sums, running_sums.op], ids=["call", "op"])
+def test_what_is_read_beside_it_may_not(call: Any) -> None:
+    x, w = leaf(3, 4), leaf(4, seed=1)
+    y = call(x, w)
+    with torch.no_grad():
+        w.mul_(2)
+    with pytest.raises(GradientError, match="needs `w`, which was modified"):
+        y.sum().backward()

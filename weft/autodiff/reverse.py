@@ -10,6 +10,7 @@ from weft.autodiff.accumulate_in_arrays import accumulate_in_arrays
 from weft.autodiff.adjoint import Adjoint, Buffer, Extent
 from weft.autodiff.adjoints import Adjoints
 from weft.autodiff.checkpoints import Loops
+from weft.autodiff.clean import sizes_of_gradients
 from weft.autodiff.dense import Whole, whole
 from weft.autodiff.gather import Form, gather
 from weft.autodiff.lengths import lengths
@@ -75,7 +76,7 @@ def undone(
         found = Reversal(primal, lasting, checkpoints, chunk, stored)
         main = stored_results(found.main, {primal.name(m) for m in stored})
         if main is not None and not {b.name for b in found.buffers} & {a.name for a in main.args}:
-            found.main = main
+            found.main = found.without_sizes(main)
             return found
     return Reversal(primal, lasting, checkpoints, chunk)
 
@@ -106,7 +107,13 @@ class Reversal:
         self._tail()
         self._parallel()
         self.sweep.ops(primal.head)
-        self.main = new.finished()
+        self.main = self.without_sizes(new.finished())
+
+    def without_sizes(self, main: Function) -> Function:
+        """``main``, which takes no argument for the sake of sizes that its gradient has."""
+        names = dict(zip(self.primal.function.args, self.primal.names, strict=True))
+        shadow = self.adjoints.shadow.items()
+        return sizes_of_gradients(main, {names[m]: v.name for m, v in shadow if m in names})
 
     def taken_apart(self, form: Form) -> Adjoint:
         """``main`` as steps, in which each gradient is accumulated as ``form`` says. It stays as it

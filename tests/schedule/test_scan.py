@@ -344,7 +344,24 @@ def last_seen(x, out):
             s = 0.5 * s + out[i, j]
 
 
+def beside(x, out):
+    """``h`` asks for the ``s`` of a branch that makes of ``h``, too, what it will be: this code of
+    GPUs was not valid, and LLVM ended the process."""
+    for i in range(x.shape[0]):
+        s = 1.0
+        h = 0.0
+        for j in range(x.shape[1]):
+            if x[i, j] > 0:
+                s = s * 0.5
+            else:
+                h = h * 0.25
+            h = h * 0.5 + s
+            out[i, j] = h
+
+
 REFUSED = [
+    (beside, "scan((j), 64)",
+     "`s` comes of a branch or loop along `j` with what is known later: give each its own"),
     (curved, "scan((), 64)", "no loop may go in any order"),
     (curved, "scan((j), 64)", "`s` is carried along `j` by no sum, extremum or affine map"),
     (decided, "scan((j), 64)", "`s` is carried along `j` by no sum, extremum or affine map"),

@@ -8,7 +8,7 @@ is a vector of up to ``MOST_JOINT`` numbers, ``a`` a matrix (a filter of second 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from weft.ir.core import Block, Function, Op, Value, below, walk
 from weft.ir.types import f32, f64
@@ -114,7 +114,41 @@ def recurrences(loop: Op, *, strict: bool = False) -> Recurrences | str:
         found.levels |= dict.fromkeys(group, level)
         found.families[group] = families[group[0]] if len(group) == 1 else "affine"
     found.families = dict(sorted(found.families.items()))
+    if (late := _late(loop, found)) is not None:
+        value = f"`{late.name}`" if late.name else "a value"
+        return (f"{value} comes of a branch or loop along `{name}` with what is known later: "
+                "give each its own")  # fmt: skip
     return found
+
+
+def _late(loop: Op, found: Recurrences) -> Value | None:
+    """What is asked for earlier than turns carry out the branch or loop that it comes of, whose
+    other results depend on more."""
+    inside = [op for op in walk(loop.body) if op.name not in ("scf.yield", "scf.reduce")]
+    stages = {op: found.stage(op) for op in inside if op.regions and op.results}
+
+    def missing(values: Iterable[Value], level: int) -> Value | None:
+        return next((v for v in values if v.op in stages and stages[v.op] > level), None)
+
+    for op in inside if stages else ():
+        asked = (v for inner in below(op) for v in inner.operands)
+        level = stages[op] if op in stages else found.stage(op)
+        if level <= found.last and (value := missing(asked, level)) is not None:
+            return value
+    for group in found.families if stages else ():
+        level, left = found.levels[group[0]], [For(loop).rows[k][2] for k in group]
+        seen = set(left)
+        while left:
+            value = left.pop()
+            if not found.moves(value, group):
+                if missing([value], level) is not None:
+                    return value
+            elif (op := value.op) is not None:
+                arms = choice(value)
+                parts = {*(op.operands if arms is None else arms)} - seen
+                seen |= parts
+                left += parts
+    return None
 
 
 def _groups(asked: dict[int, frozenset[int]]) -> list[Group]:

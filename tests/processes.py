@@ -17,8 +17,8 @@ import types
 from collections.abc import Mapping
 from pathlib import Path
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch"])
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch"])
 
 
 def run(
@@ -28,7 +28,7 @@ def run(
     with tempfile.TemporaryDirectory() as outputs:
         names = [os.path.join(outputs, name) for name in ("stdout", "stderr")]
         given = (str(file), dict(environment), os.path.abspath(folder), names)
-        process = _context.Process(target=_main, args=given)
+        process = CONTEXT.Process(target=_main, args=given)
         process.start()
         process.join()
         out, err = (Path(name).read_text() for name in names)

@@ -50,12 +50,14 @@ _MARKS: dict[str, tuple[set[str], Callable[[Any], bool]]] = {
 _PYTHON_TYPES = {"bool": bool, "int": int, "index": int, "float": float}
 
 
-def verify(function: Function) -> None:
+def verify(function: Function, *, scheduled: bool = False) -> None:
     """Returns if ``function`` is valid; else raises ``InternalError``.
 
     The message reads ``IR of NAME: OP: RULE``, with the source line if the operation has a span.
+    ``scheduled``: steps of a schedule for a grid are being applied, so that it may have what is
+    valid there alone.
     """
-    checker = _Checker(function)
+    checker = _Checker(function, scheduled)
     for value in function.args:
         checker.type(None, value.type)
         checker.define(None, value)
@@ -67,13 +69,13 @@ def verify(function: Function) -> None:
 class _Checker:
     """One walk. ``visible`` holds the values that dominate this point, ``seen`` all so far."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, scheduled: bool) -> None:
         self.function = function
         self.visible: set[Value] = set()
         self.seen: set[Value] = set()
         self.ops: set[int] = set()
         # Threads of a grid count in 32 bits.
-        self.launched = GROUP in function.attrs
+        self.launched = scheduled or GROUP in function.attrs
         self.indices = (index, i32) if self.launched else (index,)
 
     def fail(self, op: Op | None, rule: str) -> NoReturn:

@@ -110,23 +110,43 @@ def for_cuda(random: Random, function: Function) -> str | None:
 
 
 def for_cpu(random: Random, function: Function) -> str | None:
-    """Likewise, for a CPU."""
+    """Likewise, for a CPU. Steps that share a nest are what goes wrong: where a loop allows two or
+    three, most texts have as many."""
     parallel = legal_cpu.outermost(function)
-    for _ in range(TRIES if parallel is not None else 0):
-        assert parallel is not None
-        nest = LoopNest(function, parallel)
-        axes = nest.axes
-        width = random.choice((2, 4, 8, 16))
-        steps = [
-            f"unroll_jam({random.choice(axes)}, {random.randint(2, 8)})",
-            f"vectorize({random.choice(axes)}, {width}, {width * random.randint(1, 8)}, "
-            f"reverse={random.random() < 0.5})",
-            f"unroll_jam({random.choice(axes)}, 2, stride={random.randint(1, 5)})",
-        ]
-        steps += [f"privatize({name})" for name in nest.tensors]
-        if nest.stored:
-            steps.append(f"{steps[1]}; streaming_stores(({', '.join(nest.stored)}))")
-        text = "; ".join(random.sample(steps, random.choice((1, 1, 2))))
+    if parallel is None:
+        return None
+    nest = LoopNest(function, parallel)
+    least = random.choice((1, 2, 2, 2))
+    for left in range(TRIES, 0, -1):
+        steps = random.choice((_tile, _tile, _side_by_side))(random, nest)
+        if 2 * left < TRIES:  # seldom more of them
+            steps = steps[: random.choice((1, 1, 1, len(steps)))]
+        elif len(steps) < least:
+            continue
+        text = "; ".join(steps)
         if legal_cpu.allows(function, default_cpu.completed(text), host_cpu()):
             return text
     return None
+
+
+def _tile(random: Random, nest: LoopNest) -> list[str]:
+    """The steps of a register tile, which may be wrong."""
+    axis, *others = random.sample(nest.axes, len(nest.axes))
+    widest = legal_cpu.lanes(nest.parallel.body, host_cpu())
+    width = random.choice([w for w in (2, 4, 8, 16) if w <= max(widest, 2)])
+    copies, reverse = width * random.choice((1, 1, 1, 2, 7)), random.random() < 0.3
+    steps = [f"vectorize({axis}, {width}, {copies}, {reverse=})"]
+    if others and random.random() < 0.8:
+        steps.insert(0, f"unroll_jam({others[0]}, {random.choice((2, 2, 3, 4, 7))})")
+    if nest.stored and random.random() < 0.3:
+        steps.append(f"streaming_stores(({', '.join(nest.stored)}))")
+    return steps
+
+
+def _side_by_side(random: Random, nest: LoopNest) -> list[str]:
+    """Iterations side by side without vectors, and arrays that threads have copies of."""
+    steps = [f"privatize({name})" for name in nest.tensors]
+    for axis in random.sample(nest.axes, len(nest.axes)):
+        stride = random.choice((1, 1, 2, 3, 5))
+        steps.append(f"unroll_jam({axis}, {random.choice((2, 3, 4, 8))}, {stride=})")
+    return random.sample(steps, min(random.choice((1, 2, 2, 3)), len(steps)))

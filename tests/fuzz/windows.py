@@ -26,6 +26,8 @@ class Windows(Rows):
         """A range of places along an axis."""
         index = self.pick(own, own, own, "j" if own == "i" else "i")
         names = {"i": index, "n": f"x.shape[{axis}]", "r": self.pick("1", "2", "3", "n", "2 * n")}
+        if self.random.random() < 0.5:  # what people write
+            return f"range({LOWER[0]}, {UPPER[0]})".format(**names | {"i": own})
         low, high = (self.pick(*ends).format(**names) for ends in (LOWER, UPPER))
         high = f"min({high}, x.shape[{axis}])"
         if self.random.random() < 0.1:
@@ -80,7 +82,8 @@ class Windows(Rows):
 
 def kernel(random: Random) -> Kernel:
     """Draws one kernel; it is called ``kernel(x, y, m, out, h, n, a)``."""
-    dtypes = {name: random.choice(FLOAT_DTYPES if random.random() < 0.85 else INT_DTYPES)
+    floats = ("f32", "f64") if random.random() < 0.5 else FLOAT_DTYPES  # vectors have many lanes
+    dtypes = {name: random.choice(floats if random.random() < 0.85 else INT_DTYPES)
               for name in ("x", "y")}  # fmt: skip
     dtypes |= {"m": random.choice(INT_DTYPES), "out": random.choice(("f32", "f32", "f64"))}
     g = Windows(random, dtypes, along=True)
@@ -91,4 +94,5 @@ def kernel(random: Random) -> Kernel:
     for _ in range(random.choice((1, 1, 2))):
         g.window(2)
     g.emit(2, f"out[i, j] {g.pick('=', '+=')} s + {g.pick('count', '0.5 * count', 'j * 0.5')}")
-    return Kernel("\n".join(g.lines) + "\n", 2, dtypes, False, False)
+    sizes = (9, 17, 18)  # that tiles of a schedule cover, with rows and columns left
+    return Kernel("\n".join(g.lines) + "\n", 2, dtypes, False, False, sizes, 18)

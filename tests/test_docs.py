@@ -104,6 +104,13 @@ def test_every_error_class_is_in_the_page_of_errors() -> None:
         assert re.search(rf"`weft\.(errors\.)?{name}`", text), name
 
 
+def test_checkouts_are_installed_with_what_was_tested() -> None:
+    told = [c for d in DOCUMENTS for c in re.findall(r"`(pip install [^`]*)`", d.read_text())]
+    own = [command for command in told if re.search(r"(?:^| )'?\.(?:\[|'?$)", command)]
+    assert len(own) >= 4
+    assert [command for command in own if "--constraint constraints.txt" not in command] == []
+
+
 def test_links_between_documents_lead_somewhere() -> None:
     for document in [*DOCUMENTS, ROOT / "ARCHITECTURE.md"]:
         for target in re.findall(r"\]\(([^)#:\s]+)\)", document.read_text()):

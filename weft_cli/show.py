@@ -35,15 +35,22 @@ def answer(json: bool) -> Generator[Callable[[Report], None]]:
             echo(str(report))
         raise typer.Exit(0 if report.ok else FOUND)
 
+    def failed(text: str) -> None:
+        if json:
+            from json import dumps  # the help goes without
+
+            typer.echo(dumps({"ok": False, "error": text}, indent=1, ensure_ascii=False))
+        typer.echo(text, err=True)
+
     try:
         yield show
     except WeftError as error:
-        typer.echo(f"weft: {error}", err=True)
+        failed(f"weft: {error}")
         raise typer.Exit(USAGE if isinstance(error, UsageError) else FOUND) from None
     except Exception as error:
         if isinstance(error, typer.Exit) or not of_user(error):
             raise  # weft's own mistake, with all of its frames
-        typer.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
+        failed("".join(traceback.format_exception(error)).rstrip())
         raise typer.Exit(FOUND) from None
 
 

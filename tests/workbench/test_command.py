@@ -248,6 +248,10 @@ def test_what_is_no_kernel_is_told(files: Path) -> None:
         done = weft(*words.split())
         assert done.exit_code == 2, (words, done.output)
         assert done.stderr.startswith(f"weft: {error}"), (words, done.stderr)
+        assert done.stdout == ""
+    told = json.loads(weft("check", "--json", "good_file:double").stdout)
+    assert told["ok"] is False
+    assert told["error"].startswith("weft: good_file has no kernel 'double'\nhelp: ")
 
 
 def test_errors_of_the_persons_code_have_its_own_frames(files: Path) -> None:

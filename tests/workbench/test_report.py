@@ -267,6 +267,15 @@ def test_pointing_at_a_line_lights_its_instructions_up_and_back(shown: Any) -> N
     assert lit.count() > 0
     assert lit.count() == shown.locator(f'.code[aria-label="assembly"] [data-s="{key}"]').count()
     assert f"line {FIRST + 5}: " in shown.locator(".status").inner_text()
+    in_view = """() => {
+        const listing = document.querySelector('.code[aria-label="assembly"]');
+        const box = listing.getBoundingClientRect();
+        return [...listing.querySelectorAll(".lit")].some((line) => {
+            const own = line.getBoundingClientRect();
+            return own.top >= box.top && own.bottom <= box.bottom;
+        });
+    }"""
+    assert shown.evaluate(in_view), "its instructions are scrolled to"
     shown.locator('.code[aria-label="source"] [data-s]').first.hover()
     assert shown.locator(f"{STORE}.lit").count() == 0
     lit_again = shown.locator(f'.code[aria-label="assembly"] [data-s="{key}"]').first

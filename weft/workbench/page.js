@@ -72,12 +72,15 @@
       const number = source ? `line ${source.dataset.n}` : "a line of another file";
       status.textContent = `${number}: ${words.join(", ") || "no instruction"}`;
     };
+    // Scrolls the other listings to a line's counterparts, where none of them is in view.
     const reveal = (key, except) => {
       for (const listing of all(loop, ".code")) {
-        const first = (groups.get(key) || []).find((line) => listingOf(line) === listing);
-        if (!first || listing === except || listing.closest("[hidden]")) continue;
-        const shift = first.getBoundingClientRect().top - listing.getBoundingClientRect().top;
-        listing.scrollTop += shift - listing.clientHeight / 3;
+        const lines = (groups.get(key) || []).filter((line) => listingOf(line) === listing);
+        if (!lines.length || listing === except || listing.closest("[hidden]")) continue;
+        const top = listing.getBoundingClientRect().top;
+        const shifts = lines.map((line) => line.getBoundingClientRect().top - top);
+        if (shifts.some((shift) => shift >= 0 && shift < listing.clientHeight - 20)) continue;
+        listing.scrollTop += shifts[0] - listing.clientHeight / 3;
       }
     };
     const pin = (key, from) => {
@@ -89,7 +92,9 @@
     };
     loop.addEventListener("mouseover", (event) => {
       const line = event.target.closest("[data-s]");
-      if (line) light(line.dataset.s);
+      if (!line || line.dataset.s === lit) return;
+      light(line.dataset.s);
+      if (pinned === null) reveal(lit, listingOf(line));
     });
     loop.addEventListener("click", (event) => {
       const line = event.target.closest("[data-s]");

@@ -189,3 +189,21 @@ def test_limits_are_those_of_the_best_run(monkeypatch: pytest.MonkeyPatch) -> No
     assert found.copy == pytest.approx(2 * 8000 / 2e-3 / 1e9)
     assert found.fill == pytest.approx(8000 / 2e-3 / 1e9)
     assert found.launch == pytest.approx(2.0)  # microseconds each of a thousand
+
+
+def test_random_numbers_are_compared_by_one_seed(tmp_path: Path) -> None:
+    """A kernel that draws some computed others than itself."""
+
+    @weft.kernel
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = x[i] * weft.random()
+        return out
+
+    for backward in (False, True):
+        found = weft.bench(noisy, torch.rand(9), seconds=0.001, device="cpu", backward=backward,
+                           beside={"again": lambda x: noisy(x)})  # fmt: skip
+        assert found.ok, found
+    with pytest.raises(UsageError, match="cannot be written"):
+        found.plot(tmp_path / "not_there" / "x.png")

@@ -243,6 +243,8 @@ def test_what_is_no_kernel_is_told(files: Path) -> None:
         ("profile good_file.py:plain", "good_file.py:plain takes x, and is called without"),
         ("bench good_file.py --device tpu", "'tpu' is no device that kernels run on"),
         ("bench good_file.py --device cuda:99", "'cuda:99' is not here: PyTorch sees"),
+        ("profile not_there_at_all", "there is no file and no module not_there_at_all"),
+        ("inspect good_file.py --size n=99999999999999", "arguments of these sizes cannot be made"),
         ("inspect good_file.py --size n", "--size 'n': write one number, as in --size n=1024"),
     ):
         done = weft(*words.split())

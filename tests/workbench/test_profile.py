@@ -245,7 +245,7 @@ def test_a_function_of_a_file(script: str) -> None:
     (mine,) = (e for e in json.loads(done.stdout)["entries"] if e["name"] == "weft::doubled")
     assert mine["calls"] == 10
     assert "has no function 'twice'\nhelp: there are once" in run(f"{beside}:twice").output
-    assert "run a program, not a function" in run("--perf", f"{beside}:once").output
+    assert "--perf: a program is run, no function" in run("--perf", f"{beside}:once").output
 
 
 # --- other profilers -----------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from weft.frontend.parameters import EMPTY, Parameter, is_jaxtyping
+from weft.errors import first_line
 from weft.kernel import Kernel
 from weft.lang.types import NDArrayType
 from weft.values import frozen
@@ -288,6 +289,9 @@ def call_arguments(
                          f"help: there are {', '.join(maker.sizes) or 'none'}")  # fmt: skip
     where = device_of(device)
     bound = kernel.signature.bind_partial()
-    bound.arguments.update(maker.make({**maker.sizes, **(sizes or {})}, 0))
-    return tuple(v.to(where) if isinstance(v, torch.Tensor) else v
-                 for v in (*bound.args, *bound.kwargs.values()))  # fmt: skip
+    try:
+        bound.arguments.update(maker.make({**maker.sizes, **(sizes or {})}, 0))
+        return tuple(v.to(where) if isinstance(v, torch.Tensor) else v
+                     for v in (*bound.args, *bound.kwargs.values()))  # fmt: skip
+    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is one
+        raise UsageError(f"arguments of these sizes cannot be made: {first_line(error)}") from error

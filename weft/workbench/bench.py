@@ -21,6 +21,7 @@ from weft.tuning.state import tensors_in
 from weft.values import frozen
 from weft.workbench import compare
 from weft.workbench.arguments import call_arguments, device_of
+from weft.workbench.cases import same_numbers
 from weft.workbench.limits import Limits, limits
 from weft.workbench.rates import Row
 from weft.workbench.report import Table, UsageError
@@ -247,10 +248,11 @@ def prepared(
     provider: Call, args: tuple[Any, ...], backward: bool
 ) -> tuple[Callable[[], Any], list[torch.Tensor]]:
     """A call of ``provider`` without arguments, or of its gradient, and what it computes: results,
-    and the tensors among arguments, as they are after it; gradients."""
+    and the tensors among arguments, as they are after it; gradients. Random numbers are those of
+    one seed."""
     if not backward:
         copies = tuple(v.clone() if isinstance(v, torch.Tensor) else v for v in args)
-        with torch.no_grad():
+        with torch.no_grad(), same_numbers():
             result = provider(*copies)
 
         def call() -> Any:
@@ -263,7 +265,8 @@ def prepared(
         v.detach().clone().requires_grad_() if compare.is_inexact(v) else v for v in args
     )
     wanted = [v for v in leaves if compare.is_inexact(v)]
-    out = [t for t in tensors_in(provider(*leaves)) if t.requires_grad]
+    with same_numbers():
+        out = [t for t in tensors_in(provider(*leaves)) if t.requires_grad]
     generator = torch.Generator().manual_seed(1)
     given = [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t) for t in out]
 

@@ -40,7 +40,10 @@ def plot(title: str, rows: Sequence[Row], limits: Limits, path: Any) -> None:
         axes[1].set_title("roofline", fontsize=9)
     figure.suptitle(title, fontsize=11)
     with rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"}):  # text that stays text
-        figure.savefig(path, dpi=160)
+        try:
+            figure.savefig(path, dpi=160)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _label(axes: Any, text: str, place: tuple[float, float], **how: Any) -> None:

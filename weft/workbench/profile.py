@@ -153,7 +153,8 @@ class Profiler:
                 )
             every = inside or every
         if not every and not error:
-            told.append("a program that uses torch.profiler itself ends this one: take it out")
+            told.append("nothing was seen: PyTorch carried out nothing, or the program uses "
+                        "torch.profiler itself, which ends this one: take it out")  # fmt: skip
         told += [balance.why] if balance.why else []
         told += [f"{balance.lost:,} records of threads were too many"] if balance.lost else []
         if trace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import inspect
 import sys
 import traceback
@@ -13,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from weft.codegen.emit import symbol_of
-from weft.workbench.marked import run
+from weft.workbench.marked import as_main, run
 from weft.workbench.profile import Profile, profile
 from weft.workbench.profilers import Asked, external
 from weft.workbench.report import UsageError
@@ -34,8 +35,11 @@ def profile_program(
     name, colon, function = program[0].rpartition(":")
     if not colon and not Path(program[0]).is_file() and program[0].endswith(".py"):
         raise UsageError(f"there is no file {program[0]}")
+    if not colon and not Path(program[0]).is_file() and not _is_module(program[0]):
+        raise UsageError(f"there is no file and no module {program[0]}")
     if tools and colon:
-        raise UsageError(f"{', '.join(tools)} run a program, not a function\nhelp: name the file")
+        raise UsageError(f"--{', --'.join(tools)}: a program is run, no function\n"
+                         "help: name the file")  # fmt: skip
     with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
         if colon:
             found = profile(_without_arguments(function_of(name, function), program[0]),
@@ -51,6 +55,14 @@ def profile_program(
     tables = tuple(table for o in others for table in o.tables)
     notes = tuple(o.note for o in others if o.note)
     return replace(found, others=tables, notes=(*found.notes, *notes))
+
+
+def _is_module(name: str) -> bool:
+    with as_main([name]):  # the current folder's, too
+        try:
+            return importlib.util.find_spec(name) is not None
+        except (ImportError, ValueError):  # of a package around it, or no name
+            return False
 
 
 def _without_arguments(function: Callable[..., Any], name: str) -> Callable[[], Any]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from weft.frontend.parameters import EMPTY, Parameter, is_jaxtyping
 from weft.errors import first_line
+from weft.frontend.parameters import EMPTY, Parameter, is_jaxtyping
 from weft.kernel import Kernel
 from weft.lang.types import NDArrayType
 from weft.values import frozen

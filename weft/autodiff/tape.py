@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
@@ -167,7 +168,12 @@ class Tapes:
         def element(at: list[Value]) -> None:
             self.b.store(self.b.load(source, there(at)), target, here(at))
 
-        self.b.each_element(like, element)
+        shape = like.memref.shape or ()
+        if there is not list and 0 < math.prod(shape) * self.chunk <= MOST_KEPT:
+            for at in itertools.product(*map(range, shape)):  # loads that can stand a chunk ahead
+                element(list(map(self.b.index, at)))
+        else:
+            self.b.each_element(like, element)
 
     def _at(self, tape: Tape, number: Value) -> list[Value]:
         """The place of ``number`` on a tape, after those of the loops around, where each of these

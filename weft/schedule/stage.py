@@ -38,7 +38,7 @@ _MOST_STAGED, _LEAST_STAGED = 40 << 10, 64  # bytes: of shared memory; that a tu
 _THREADS_STAGED = 128  # of a block that stages, at most
 _MOST_TURNS = 8192  # operations in the turns of a loop before which others are staged
 _MOST_STEPS, _MOST_WORDS = 16, 32  # turns that are staged, and words of them that a thread loads
-_MOST_OF_CHUNKS = 12
+_MOST_OF_CHUNKS = 24
 _WORDS_STAGED = 96  # the same of chunks of turns: there are too few threads for more registers
 
 

@@ -103,9 +103,11 @@ class Grouped:
 
 @frozen
 class Columns:
-    """Likewise, where so many groups stand side by side."""
+    """Likewise, where so many groups stand side by side. ``most``: of no more iterations than that,
+    where it is not 0."""
 
     width: int
+    most: int = 0
 
 
 @frozen
@@ -124,9 +126,10 @@ class ScanSplit:
 
 @frozen
 class Split:
-    """Likewise, where several blocks share one."""
+    """Likewise, where several blocks share one. ``most``: as of ``Columns``."""
 
     columns: int
+    most: int = 0
 
 
 @frozen
@@ -296,6 +299,8 @@ def _of_trips(
             return scanning(guard, sizes) > 0, _so_many(0)
         case ScanSplit():
             return grid.scan_parts(schedule, sizes) > 1, "one block does as well"
+        case Columns(_, limit) | Split(_, limit) if 0 < limit < total:
+            return False, f"there are {total} iterations"
         case Columns(width):
             found, _ = grid.columns(sizes.lengths, grid.along(schedule, sizes))
             return found == width, _so_many(found)

@@ -213,7 +213,15 @@ def test_tapes_have_a_bound(columns: None, monkeypatch: pytest.MonkeyPatch) -> N
     args = [(0.5 * torch.randn(1, 9, 2, 8)).requires_grad_() for _ in range(6)]
     kernel = weft.kernel(recurrences.rwkv7.function)
     kernel(*args, 8).sum().backward()
-    assert "elements" not in kernel.backward.inspect(*args, 8)
+    text = kernel.backward.inspect(*args, 8)
+    assert "elements" not in text
+    assert "segment" in text  # not chunks either: checkpoints, and a tape between two of them
+    found = [int(n.replace(",", "")) for n in re.findall(r"workspace \S+: .*: ([\d,]+) bytes", text)]
+    assert f"workspaces in all: {sum(found):,} bytes" in text
+    wide = [a.detach().double().requires_grad_() for a in args]
+    recurrences.torch_rwkv7(*wide, 8).sum().backward()
+    for a, b in zip(args, wide, strict=True):
+        torch.testing.assert_close(a.grad.double(), b.grad, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("turns", [9])

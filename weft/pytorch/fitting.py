@@ -100,7 +100,7 @@ class Sizes:
         if few := frozenset(sizes.few - copies.keys()):
             form["split"] = few
         kept = frozenset(loop.written) - self.wanted
-        for _ in range(5 if form else 0):
+        for _ in range(6 if form else 0):
             made = loop.reversed(self.wanted, kept, lasting=lasting, **form)
             sizes = self._workspaces(made, sizes.trips)
             sizes.copies = copies
@@ -109,6 +109,9 @@ class Sizes:
                 continue
             if form.get("rows") and sizes.too_long:
                 form["rows"] = 0
+                continue
+            if form.get("chunk") and sizes.too_long:
+                form["chunk"] = 0  # segments between some checkpoints
                 continue
             if sums and sizes.sorted_in_vain(sums, torch.get_num_threads()):
                 sums.clear()

@@ -43,7 +43,32 @@ def in_order(x):
     return total.a, total.n
 
 
-@pytest.mark.parametrize("function", [typed, carried_on, in_order])
+@dataclass
+class Plain:
+    low: float
+    count: int
+
+
+def by_members(x):
+    total = Moments(m=0.5)
+    other = Plain(1.0, 2)
+    for i in range(x.shape[0]):
+        if x[i, 0] > -1:
+            total.m += x[i, 0]
+            total.p += weft.Vector([x[i, 1], 1.0])
+        total.m += 2.0
+        other.count -= i
+        other.low *= x[i, 2]
+    total += total
+    for i in range(x.shape[0]):
+        total.m -= x[i, 1]
+    weft.loop_config(serialize=True)
+    for i in range(x.shape[0]):
+        other.low += 0.5 * i
+    return total.p[0], total.p[1], total.m, total.inner.count, other.low, other.count
+
+
+@pytest.mark.parametrize("function", [typed, carried_on, in_order, by_members])
 @pytest.mark.parametrize("n", [0, 7])
 @pytest.mark.parametrize("debug", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_struct_totals(function, n: int, debug: bool) -> None:

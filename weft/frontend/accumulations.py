@@ -5,6 +5,9 @@ what a parallel loop reduces into. ``old = weft.atomic_add(s, v)`` keeps the val
 ``x[i] = weft.atomic_add(s, v)`` does. What stands in any other place keeps its call, and is refused
 there.
 
+``total.m += v`` of a struct ``total`` accumulates into a variable that is ``total.m`` before the
+loop and stored there after it.
+
 A flag that loops only ever set, ``found = False`` before and ``if ...: found = True`` in it, is
 ``found = found or True``.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections import Counter
+from collections.abc import Iterator
 
 from weft.frontend.arg_extremes import arg_extremes
 from weft.frontend.desugar import placed
@@ -38,7 +42,69 @@ def atomics(source: FunctionSource, scope: Scope) -> ast.FunctionDef:
 
 def accumulating(source: FunctionSource, scope: Scope) -> ast.FunctionDef:
     """The kernel with these as accumulations."""
-    return arg_extremes(flags(atomics(source, scope)), scope)
+    return arg_extremes(flags(members(atomics(source, scope), scope)), scope)
+
+
+def members(tree: ast.FunctionDef, scope: Scope) -> ast.FunctionDef:
+    """The kernel whose loops accumulate into members of structs by variables of their own."""
+    made: list[ast.stmt] = []
+    structs: set[str] = set()
+    for node in tree.body:
+        found = [*_members(node, structs)] if isinstance(node, ast.For) and structs else []
+        if not found:
+            if not isinstance(node, ast.For | ast.AugAssign):  # which leave a struct one
+                structs = (structs - set(bound_names(node))) | _struct(node, scope)
+            made.append(node)
+            continue
+        node = copy.deepcopy(node)
+        own: dict[str, ast.Attribute] = {}
+        for update in ast.walk(node):
+            if isinstance(update, ast.AugAssign) and _member(update, structs) in found:
+                assert isinstance(update.target, ast.Attribute)
+                name = "weft_{}_{}".format(*_member(update, structs) or ())
+                own[name] = update.target
+                update.target = ast.copy_location(ast.Name(name, ast.Store()), update.target)
+        hint = [made.pop()] if made and isinstance(made[-1], ast.Expr) else []
+        for name, place in own.items():
+            load = ast.Attribute(place.value, place.attr, ast.Load())
+            made.append(placed(ast.Assign([ast.Name(name, ast.Store())], load), node))
+        made += [*hint, node]
+        for name, place in own.items():
+            made.append(placed(ast.Assign([place], ast.Name(name, ast.Load())), node))
+    if len(made) == len(tree.body):
+        return tree
+    new = copy.copy(tree)
+    new.body = made
+    return new
+
+
+def _struct(node: ast.stmt, scope: Scope) -> set[str]:
+    """The name that a statement makes a struct, if it does."""
+    match node:
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=func)):
+            kind = scope.resolve(func)
+            parameters = getattr(kind, "__dataclass_params__", None)
+            makes = getattr(kind, "weft_struct", parameters is not None and not parameters.frozen)
+            return {name} if makes is True else set()
+        case _:
+            return set()
+
+
+def _member(node: ast.AugAssign, structs: set[str]) -> tuple[str, str] | None:
+    match node.target:
+        case ast.Attribute(value=ast.Name(id=name), attr=member) if name in structs:
+            return name, member
+        case _:
+            return None
+
+
+def _members(loop: ast.For, structs: set[str]) -> Iterator[tuple[str, str]]:
+    """The structs, and their members, that ``loop`` accumulates into and does not read."""
+    nodes = [*ast.walk(loop)]
+    places = [p for n in nodes if isinstance(n, ast.AugAssign) and (p := _member(n, structs))]
+    met = Counter(n.id for n in nodes if isinstance(n, ast.Name))
+    updated = Counter(name for name, _ in places)
+    yield from (place for place in places if met[place[0]] == updated[place[0]])
 
 
 def flags(tree: ast.FunctionDef) -> ast.FunctionDef:

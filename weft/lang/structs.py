@@ -30,6 +30,8 @@ class StructType:
     """A type of structs. ``members`` gives each one's type: a dtype, a vector or matrix type, or
     another struct type, to which values are converted; anything else is taken as it is."""
 
+    weft_struct = True  # what makes structs
+
     def __init__(
         self, members: Mapping[str, Any], methods: Mapping[str, Any] | None = None,
         name: str = "struct",
@@ -126,6 +128,7 @@ def convert(kind: Any, value: Any) -> Any:
 class Struct:
     """Named values: ``Struct(a=1, b=2.0)``, ``Struct({"a": 1})``, or what a struct type makes."""
 
+    weft_struct = True
     _values: dict[str, Any]
     _type: StructType | None
     _place: tuple[StructField, Any] | None

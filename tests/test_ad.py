@@ -174,3 +174,25 @@ def test_functions_that_taichi_does_not_inline():
     call(out)
     assert out.tolist() == [1, 3, 6, 9]
     assert ti.experimental.real_func is ti.real_func is ti.func
+
+
+def test_kernels_are_transposed_on_tensors():
+    @ti.kernel
+    def scaled(a: ti.types.ndarray(), b: ti.types.ndarray(), c: ti.f64):
+        for i in a:
+            b[i] += c * a[i] * a[i] * x[i]
+
+    a = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    b = torch.zeros(5, dtype=torch.float64, requires_grad=True)
+    before = a.detach().clone()
+    with torch.no_grad():
+        scaled(a, b, 3.0)
+    left = b.detach().clone()
+    b.grad = torch.rand(5, dtype=torch.float64)
+    for times in (1, 2):  # gradients are added up
+        scaled.grad(a, b, 3.0)
+        torch.testing.assert_close(a.grad, times * 6 * before * V * b.grad)
+    torch.testing.assert_close(x.grad.to_torch(), 2 * 3 * before**2 * b.grad)
+    assert torch.equal(b.detach(), left)
+    assert a.is_leaf
+    assert b.is_leaf

@@ -169,6 +169,8 @@ def test_a_field_has_a_gradient_of_zeros_at_first() -> None:
     made.grad[2].x = 4
     assert made.grad[2].x == 4
     assert (made.n, made.m) == (2, 1)
+    assert made.element_shape == (2,)
+    assert x.element_shape == ()
     plain = ti.field(ti.f32, shape=3)
     assert plain.grad is None
     with pytest.raises(AttributeError, match="a field of numbers has no `n`"):

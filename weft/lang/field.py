@@ -305,6 +305,11 @@ class Field(Array):
         return self.element.shape
 
     @property
+    def element_shape(self) -> tuple[int, ...]:
+        """The sizes of an element: () of a number, (3,) of a vector of three."""
+        return () if self.element is None else tuple(self.element.shape)
+
+    @property
     def offset(self) -> tuple[int, ...]:
         """The first subscript along each dimension, () where all are 0."""
         return getattr(self.element, "offset", ())

@@ -318,7 +318,8 @@ def transposed(kernel: KernelLike, args: tuple[Any, ...], kwargs: dict[str, Any]
     """``kernel.grad(...)`` of Taichi: the gradients of the fields that a call writes to are carried
     over to those that it reads. The values of the fields are as they were before. A field that is
     written has the gradient with respect to its values before the call then (0 where the call
-    overwrites them). Raises ``KernelTypeError`` under a tape."""
+    overwrites them). So have arguments that are tensors with ``requires_grad``, whose ``grad`` is 0
+    where there is none. Raises ``KernelTypeError`` under a tape."""
     fields = tuple(Field.alive())
     with _unsafe_preserve_version_counter(fields):  # values are as they were
         _transpose(kernel, args, kwargs, fields)
@@ -332,13 +333,17 @@ def _transpose(
     with torch.no_grad():
         before = [f.as_subclass(torch.Tensor).clone() for f in fields]
     found: Sequence[Any] = ()
+    tensors = _Copies()
+    args = tuple(map(tensors.of, args))
+    kwargs = {name: tensors.of(value) for name, value in kwargs.items()}
     try:
         kernel(*args, **kwargs)
         tape.check_constants()
-        if tape.begins:
+        made = [*tape.begins, *((own, start, _grad(given)) for given, start, own in tensors.made)]
+        if made:
             found = torch.autograd.grad(
-                [f for f, _, _ in tape.begins], [start for _, start, _ in tape.begins],
-                [g.clone() for _, _, g in tape.begins], allow_unused=True,
+                [f for f, _, _ in made], [start for _, start, _ in made],
+                [g.clone() for _, _, g in made], allow_unused=True,
             )  # fmt: skip
     finally:
         tape.end()
@@ -346,5 +351,33 @@ def _transpose(
             for field, values in zip(fields, before, strict=True):
                 field.copy_(values)
     with torch.no_grad():
-        for (field, _, _), gradient in zip(tape.begins, list[Any](found), strict=False):
-            field.grad.copy_(torch.zeros(()) if gradient is None else gradient)
+        wanted = [field.grad for field, _, _ in tape.begins]
+        wanted += [_grad(given) for given, _, _ in tensors.made]
+        for one, gradient in zip(wanted, list[Any](found), strict=False):
+            one.copy_(torch.zeros(()) if gradient is None else gradient)
+
+
+def _grad(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.grad is None:
+        tensor.grad = torch.zeros_like(tensor)
+    return tensor.grad
+
+
+class _Copies:
+    """Of tensors with gradients, copies that kernels may write to: ``made`` has each tensor, the
+    leaf that stands for its values, and the copy."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, Field) or not isinstance(value, torch.Tensor) or (
+            not value.requires_grad
+        ):  # fmt: skip
+            return value
+        for given, _, own in self.made:
+            if given is value:
+                return own
+        start = value.detach().clone().requires_grad_()
+        self.made.append((value, start, own := start.clone()))
+        return own

@@ -46,8 +46,7 @@ class _Replaced(torch.autograd.Function):
                 field.grad = grad.clone()
             for field in ctx.fields[ctx.count :]:
                 field.grad = torch.zeros_like(field.detach())
-            with torch.enable_grad():  # for ``kernel.grad``
-                ctx.back()
+            ctx.back()
             found = [field.grad.as_subclass(torch.Tensor) for field in ctx.fields]
         finally:
             for field, grad in zip(ctx.fields, kept, strict=True):

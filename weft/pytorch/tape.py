@@ -321,7 +321,8 @@ def transposed(kernel: KernelLike, args: tuple[Any, ...], kwargs: dict[str, Any]
     overwrites them). So have arguments that are tensors with ``requires_grad``, whose ``grad`` is 0
     where there is none. Raises ``KernelTypeError`` under a tape."""
     fields = tuple(Field.alive())
-    with _unsafe_preserve_version_counter(fields):  # values are as they were
+    # Also where nothing is recorded around: in backward. The fields' values are as they were.
+    with torch.enable_grad(), _unsafe_preserve_version_counter(fields):
         _transpose(kernel, args, kwargs, fields)
 
 

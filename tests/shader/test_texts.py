@@ -8,6 +8,14 @@ import pytest
 import torch
 
 import weft
+from examples.causal_conv import causal_conv
+from tests.shader.test_scheduled import smooth
+from weft import compiler
+from weft.codegen.shader import emit
+from weft.ir.core import Function
+from weft.schedule.choose import candidate
+from weft.schedule.language import BlockDim, only
+from weft.tools.cross import lowered_loops
 
 
 @weft.kernel
@@ -63,6 +71,34 @@ def test_a_text_has_what_is_used_and_functions_once() -> None:
         assert all(not value.endswith("+ i32(0))") for value in sums)
     msl = str(weft.compile_for("msl", grown, *shape))
     assert msl.count("static f32 exp_f32(f32 a) {") == msl.count("kernel void entry(")
+
+
+def by(function: Function, word: str) -> list[str]:
+    """The lines of the shader by the first candidate with ``word``."""
+    facts = emit.analyse(function, "wgsl")
+    schedule = candidate(next(c for c in facts.candidates if word in c)).schedule
+    threads = only(schedule, BlockDim)
+    x, y, *_ = (*threads.sides, 1) if threads else (32, 4)
+    made = emit.form(function, schedule, (x, y, 1), 0, "wgsl", watch=False)
+    return made.stages[0].text.splitlines()
+
+
+def optimized(kernel: weft.Kernel, *args: object) -> Function:
+    (loop,) = lowered_loops(kernel, *args)
+    return compiler.optimize(loop, kernel.options)
+
+
+def test_a_driver_has_few_lines_to_compile() -> None:
+    function = optimized(causal_conv, meta(768, 768), meta(8, 768, 768), 0.1)
+    lines = by(function, "whole(b, 4); whole(t, 128)")
+    assert any("var<workgroup>" in line for line in lines)
+    assert len(lines) < 1000  # 5,654, where tiles are as on CUDA, and all is printed
+
+
+def test_places_in_vectors_are_known() -> None:
+    lines = by(optimized(smooth, meta(8, 128), meta(8, 128)), "vectorize")
+    loads = [line.rpartition("= ")[2] for line in lines if "= a0[" in line]
+    assert [load.rpartition("]")[2] for load in loads[:5]] == [";", ";", ";", ".w;", ".x;"]
 
 
 def test_what_shaders_do_not_have_is_refused_by_name() -> None:

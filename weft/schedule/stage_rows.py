@@ -37,6 +37,7 @@ from weft.schedule.language import (
 from weft.schedule.nest import LoopNest, Refusal
 from weft.schedule.register_window import MARK, behind
 from weft.schedule.rows import VECTOR_BYTES
+from weft.schedule.spmd import WORKGROUP
 from weft.schedule.stage import MOST_BYTES
 from weft.schedule.unroll_jam import TILE
 from weft.schedule.variation import Variation
@@ -208,8 +209,7 @@ class _Tiles(Rewriter):
         asked, self.longest_first = only(schedule, BlockDim), LongestFirst() in schedule
         assert asked is not None
         self.backwards = bool(several(schedule, Reverse))
-        x, y = (*asked.sides, 1)[:2]
-        self.tile = Tile((x, y), {}, {})
+        self.tile = Tile(((*asked.sides, 1)[0], (*asked.sides, 1)[1]), {}, {})
         self.inside = {v for op in walk(parallel.body) for v in op.results}
         for op in walk(parallel.body):
             if TILE in op.attrs:
@@ -543,8 +543,10 @@ class _Staging(_Elements):
 
     def _apart(self, loop: Op) -> bool:
         """Whether chunks whose turns are all there have code of their own. Not where loops go
-        forwards, over vectors, few turns at a time: 4 % slower, as ptxas reads operands again."""
-        return self.backwards or not self.limits or loop.attrs[MARK] >= _LONG
+        forwards, over vectors, few turns at a time: 4 % slower, as ptxas reads operands again; nor
+        in shaders, which drivers compile at the first call."""
+        usual = self.backwards or not self.limits or loop.attrs[MARK] >= _LONG
+        return usual and WORKGROUP not in self.old.attrs
 
     def _at_most(self, uppers: Sequence[Value]) -> Value:
         """What any of ``uppers`` is at most for the threads of the block."""

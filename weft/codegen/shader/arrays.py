@@ -27,6 +27,7 @@ class Arrays(Writer):
         self.private, self.atomic, self.views = private, atomic, dict(views)
         self.accesses = Accesses(self)
         self.runs = joined
+        self.lanes: Mapping[Op, int] = {}  # of other accesses to vectors
         self.vectors = {whole(memory(op)[0]) for op in joined}
         self.done: set[Op] = set()  # of these runs, what is written
 
@@ -43,9 +44,9 @@ class Arrays(Writer):
         view, at = self.place_of(op)
         element = view.buffer.element
         if op.name == "memref.load":
-            self.let(op, op.result, self.accesses.load(view.buffer, at))
+            self.let(op, op.result, self.accesses.load(view.buffer, at, self.lanes.get(op)))
         elif op.name == "memref.store":
-            self.accesses.store(view.buffer, at, self.of(values[0]))
+            self.accesses.store(view.buffer, at, self.of(values[0]), self.lanes.get(op))
         elif not view.buffer.atomic:  # no two iterations can meet
             found = self.accesses.load(view.buffer, at)
             self.let(op, op.result, widened(self.e, found, element))

@@ -81,8 +81,11 @@ class Accesses:
 
     # -- parts of words
 
-    def place(self, buffer: Buffer, at: str) -> tuple[str, str]:
-        """The word that an element is in, and by how many bits it is shifted there."""
+    def place(self, buffer: Buffer, at: str, lane: int | None = None) -> tuple[str, str]:
+        """The word that an element is in, and by how many bits it is shifted there. ``lane``: its
+        place in a vector, if that is known."""
+        if buffer.vectors and lane is not None:
+            return f"{buffer.name}[u32({at}) >> 2u].{'xyzw'[lane]}", "0u"
         if buffer.vectors:
             number = self.name("at")
             self.line(self.e.dialect.let(number, "u32", f"u32({at})"))
@@ -140,15 +143,15 @@ class Accesses:
         made = f"{buffer.type}({', '.join(values)})"
         self.line(f"{buffer.name}[u32({at}) >> 2u] = {made};")
 
-    def load(self, buffer: Buffer, at: str) -> str:
-        place, shift = self.place(buffer, at)
+    def load(self, buffer: Buffer, at: str, lane: int | None = None) -> str:
+        place, shift = self.place(buffer, at, lane)
         word = self.e.dialect.load_atomic(place) if buffer.by_atomics else place
         if not buffer.bound and buffer.element is i1:
             return f"({word} != 0)"
         return self.decoded(buffer, word, shift)
 
-    def store(self, buffer: Buffer, at: str, value: str) -> None:
-        place, shift = self.place(buffer, at)
+    def store(self, buffer: Buffer, at: str, value: str, lane: int | None = None) -> None:
+        place, shift = self.place(buffer, at, lane)
         if not buffer.bound and buffer.element is i1:
             value = f"select(0, 1, {value})"
         new = self.encoded(buffer, value) if buffer.bound or buffer.words else value

@@ -10,7 +10,7 @@ from weft.codegen.shader.dialects import Dialect, register, type_of
 from weft.codegen.shader.memory import View
 from weft.codegen.shader.needed import needed
 from weft.codegen.shader.rules import Expressions, widened
-from weft.codegen.shader.runs import Place
+from weft.codegen.shader.runs import Place, lanes
 from weft.codegen.shader.writer import Written
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.interp import evaluate
@@ -42,6 +42,7 @@ class Printer(Arrays):
         # A check that fails ends the thread where nobody waits for it.
         self.may_leave = not any(op.name == "gpu.barrier" for op in walk(function.body))
         self.folds = folds(function)
+        self.lanes = lanes(function, joined)
         self.needed = needed(function, joined)
         self.known: dict[str, str] = {}  # names of what was computed already, by its text
 

@@ -7,7 +7,7 @@ bytes that its address is a multiple of ("align").
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
@@ -47,6 +47,21 @@ def runs(function: Function) -> dict[Op, Place]:
                         k = forms.between(op, later)
                         if 0 <= k < WIDTH:
                             found[later] = Place(run, k)
+    return found
+
+
+def lanes(function: Function, joined: Mapping[Op, Place]) -> dict[Op, int]:
+    """Of each other load or store beside a run in its block, which place in a vector it has."""
+    found: dict[Op, int] = {}
+    forms = _Forms()
+    for block in _blocks(function.body):
+        firsts = [place.run[0] for op in block.ops
+                  if (place := joined.get(op)) is not None and place.run[0] is op]  # fmt: skip
+        for op in block.ops if firsts else ():
+            if op.name in ("memref.load", "memref.store") and op not in joined:
+                away = (forms.apart(first, op) for first in firsts)
+                if (known := next((n for n in away if n is not None), None)) is not None:
+                    found[op] = known % WIDTH
     return found
 
 
@@ -106,13 +121,18 @@ class _Forms:
         return memref, tuple(outer), (terms, constant + op.attrs.get("offset", 0))
 
     def between(self, first: Op, other: Op) -> int:
-        """How many elements of a row ``other`` accesses behind ``first``; -1 where that is not
-        known."""
+        """How many elements of a row ``other`` accesses behind ``first``; below zero where that is
+        not known, too."""
+        found = self.apart(first, other)
+        return -1 if found is None else found
+
+    def apart(self, first: Op, other: Op) -> int | None:
+        """How many elements of a row ``other`` accesses behind ``first``."""
         memref, rows, (terms, begin) = self.place(first)
         if memory(other)[0] is not memref:
-            return -1
+            return None
         _, others, (own, at) = self.place(other)
-        return at - begin if others == rows and own == terms else -1
+        return at - begin if others == rows and own == terms else None
 
     def of(self, value: Value) -> Form:
         found = self.known.get(value)

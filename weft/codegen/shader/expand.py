@@ -108,8 +108,9 @@ class _Float32:
         return self.b.op("arith.uitofp" if unsigned else "arith.sitofp", n, type=f32)
 
     def to_int(self, x: Value) -> Value:
-        """Of a number that fits; of NaN any."""
-        return self.b.op("arith.fptosi", x, type=i32, fits=True)
+        """Of a whole number below 2^22, from the bits of a sum: languages ask conversions what they
+        make of numbers that do not fit. Of NaN any."""
+        return self.ints("subi", self.bits(self.add(x, 12582912.0)), 0x4B400000)
 
     def test(self, compare: str, a: float | Value, b: float | Value) -> Value:
         return self.b.op("arith.cmpf", self.number(a), self.number(b), predicate=compare, type=i1)

@@ -305,8 +305,6 @@ def _to_float(e: Expressions, op: Op, a: list[str]) -> str:
 def _to_int(e: Expressions, op: Op, a: list[str]) -> str:
     source, target, x = op.operand.scalar, op.result.scalar, a[0]
     signed = op.name == "arith.fptosi"
-    if "fits" in op.attrs:
-        return f"{type_of(target)}({x})"
     if target is i1:
         return f"({x} {'<=' if signed else '>='} {literal(-1.0 if signed else 1.0, source)})"
     low = -(1 << target.bits - 1) if signed else 0

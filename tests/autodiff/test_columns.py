@@ -19,7 +19,10 @@ from tests.fuzz.check import function
 from tests.fuzz.states import state_kernel
 from weft.autodiff.activity import read_and_written
 from weft.autodiff.columns import by_columns
+from weft.autodiff.reverse import reverse
 from weft.autodiff.state import state_of
+from weft.ir.core import walk
+from weft.ir.views import memory
 from weft.pytorch import workspaces
 from weft.schedule.language import Stage, several
 from weft.tools.cross import lowered_loops
@@ -239,6 +242,19 @@ def test_on_a_gpu(turns: int, columns: None) -> None:
     for a, b in zip(found, torch.autograd.grad(y, wide, grad), strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
     assert len(several(emulator.EmulatedCall.seen[-1], Stage)) == 2
+
+
+def test_what_chunks_keep_of_small_states_can_be_loaded_a_chunk_ahead() -> None:
+    """It stands in the chunk itself, not in a loop there, in which nobody looks for it."""
+    u, a, b = (torch.empty(s, device="meta") for s in ((2, 9, 40), (40, 16), (2, 9, 16)))
+    (loop,) = lowered_loops(selective_scan, u, u, a, b, b, 16)
+    wanted, written = read_and_written(loop)
+    state = state_of(loop, written)
+    assert state is not None
+    made = reverse(loop, wanted, written, checkpoints=[state.loop], chunk=2, wide=False)
+    *_, chunks = (op for op in walk(made.steps[0].body) if "turns" in op.attrs)
+    loads = [op for op in chunks.body.ops if op.name == "memref.load"]
+    assert sum(memory(op)[0].name.startswith("tape") for op in loads) == 16
 
 
 @pytest.mark.slow

@@ -76,6 +76,7 @@ def subjects(small: bool) -> list[Subject]:
     counted = torch.randint(0, 64, (1_000_000 if small else 10_000_000,), dtype=torch.int32)
     return [
         Subject("brick wall", wall, (r(144, 288), z(1080, 1728), 144, 36, 96), 1),
+        Subject("larger wall", wall, (r(144, 288), z(4 * n, 4 * n), 144, 36, 96), 1),
         Subject("stencil", stencil, (r(4 * n, 4 * n), z(4 * n, 4 * n)), 1),
         Subject("causal conv", causal_conv, (*conv, 0.1)),
         Subject("its gradient", causal_conv, (*graded, 0.1, r(conv[1].shape)), backward=True),

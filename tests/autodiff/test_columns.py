@@ -221,7 +221,7 @@ def test_tapes_have_a_bound(columns: None, monkeypatch: pytest.MonkeyPatch) -> N
     assert "segment" in text  # not chunks either: checkpoints, and a tape between two of them
     found = re.findall(r"workspace \S+: .*: ([\d,]+) bytes", text)
     total = sum(int(bytes.replace(",", "")) for bytes in found)
-    assert f"workspaces in all: {total:,} bytes" in text
+    assert f"all workspaces: {total:,} bytes" in text
     wide = [a.detach().double().requires_grad_() for a in args]
     recurrences.torch_rwkv7(*wide, 8).sum().backward()
     for a, b in zip(args, wide, strict=True):

@@ -208,7 +208,7 @@ class Adjoint:
             size = f": {bytes[w.name]:,} bytes" if bytes and w.name in bytes else ""
             lines.append(f"workspace {w.name}: {w.describe()}{size}")
         if bytes and len(self.taped) > 1:
-            lines.append(f"workspaces in all: {sum(bytes.values()):,} bytes")
+            lines.append(f"all workspaces: {sum(bytes.values()):,} bytes")
         return "\n".join(lines)
 
     def text(self, bytes: Mapping[str, int] | None = None) -> str:

@@ -45,6 +45,7 @@ def _always(monkeypatch):
     monkeypatch.setattr(workspaces, "_FEW", -1)  # no tape is afforded, on a GPU neither
     monkeypatch.setattr(workspaces.Workspaces, "scans_rows", False)
     monkeypatch.setattr(workspaces.Workspaces, "tape_bytes", 1 << 60)
+    monkeypatch.setattr(workspaces, "_ROOM", 1 << 60)
     monkeypatch.setattr(workspaces, "REMEMBERED", 0)
     return record(monkeypatch)
 

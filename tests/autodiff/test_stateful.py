@@ -198,11 +198,11 @@ def form(request, monkeypatch):
     if request.param == "columns":
         monkeypatch.setattr(workspaces, "CHUNK", {"cpu": 3})
         monkeypatch.setattr(workspaces, "_ROWS_TOGETHER", (3, 2))
-        monkeypatch.setattr(workspaces, "_ROOM", 1 << 60)
         monkeypatch.setattr(states, "_LEAST", 1)
     if request.param != "tapes":
         monkeypatch.setattr(workspaces, "_SHORT", 0)
         monkeypatch.setattr(workspaces.Workspaces, "tape_bytes", 1 << 60)
+        monkeypatch.setattr(workspaces, "_ROOM", 1 << 60)
         monkeypatch.setattr(workspaces, "REMEMBERED", 0)
     return request.param
 
@@ -224,6 +224,7 @@ def test_gradients_of_states_as_numbers(name, turns, form, monkeypatch):
         monkeypatch.setattr(workspaces, "CHUNK", {"cpu": 3})
         monkeypatch.setattr(workspaces, "_SHORT", 0)
         monkeypatch.setattr(workspaces.Workspaces, "tape_bytes", 1 << 60)
+        monkeypatch.setattr(workspaces, "_ROOM", 1 << 60)
     kernel, args = given(name, turns)
     assert gradcheck(weft.kernel(kernel.function), args)
 
@@ -249,6 +250,7 @@ def test_an_element_read_again_by_turns_that_are_undone_in_parts(turns, monkeypa
     monkeypatch.setattr(workspaces, "CHUNK", {"cpu": 3})
     monkeypatch.setattr(workspaces, "_SHORT", 0)
     monkeypatch.setattr(workspaces.Workspaces, "tape_bytes", 1 << 60)
+    monkeypatch.setattr(workspaces, "_ROOM", 1 << 60)
     x = torch.randn(2, turns, dtype=torch.float64, requires_grad=True)
     assert gradcheck(read_again, (x, torch.randn(4, dtype=torch.float64, requires_grad=True)))
 
@@ -286,6 +288,7 @@ def test_the_adjoint_of_a_sum_asks_for_nothing_of_it():
 def test_loops_through_elements_have_no_segments(monkeypatch):
     """They keep nothing but what sums over iterations would need, which is no tape."""
     monkeypatch.setattr(workspaces.Workspaces, "tape_bytes", 1 << 60)
+    monkeypatch.setattr(workspaces, "_ROOM", 1 << 60)
     args = [(0.5 * torch.randn(1, 20, 1, 16)).requires_grad_() for _ in range(6)]
     kernel = weft.kernel(recurrences.rwkv7.function)
     kernel(*args, 16).sum().backward()

@@ -63,6 +63,7 @@ def test_gradients_in_chunks(part: int, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(workspaces, "_SHORT", 0)
     monkeypatch.setattr(workspaces, "REMEMBERED", 0)
     monkeypatch.setattr(workspaces.Workspaces, "tape_bytes", 1 << 60)
+    monkeypatch.setattr(workspaces, "_ROOM", 1 << 60)
     count = max(COUNT // 4 // FEWER, 4)
     for check in (check_gradients, check_recurrences):
         assert outcomes(check, -(-count // 2))["compared"] > 0.5 * count // 2

@@ -134,6 +134,7 @@ def test_what_may_be_loaded_ahead(name: str) -> None:
 def test_a_gradient_in_chunks_loads_the_next_one_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(workspaces.CHUNK, "cpu", 4)
     monkeypatch.setattr(workspaces.Workspaces, "tape_bytes", 1 << 60)
+    monkeypatch.setattr(workspaces, "_ROOM", 1 << 60)
     args = [a.requires_grad_() for a in wkv.inputs(2, 18, 5)]
     kernel, machine = weft.kernel(wkv.wkv.function), GpuMachine(132, 50 << 20)
     rows = kernel.backward.schedules(*args, device="cuda", machine=machine).taken

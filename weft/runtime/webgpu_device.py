@@ -95,6 +95,8 @@ class Device:
         self._waiting = 0
         self._batch: set[int] = set()  # ids of the buffers in it
         self._numbers = bytearray()  # of its calls, which come into ``numbers`` with it
+        self._words, self._place = b"", [0]  # the last of them, and where they are
+        self._bound: tuple[Any, Any, Any] = (None, None, None)  # pipeline, group, place
         self._checks: dict[Any, Callable[[Any], None]] = {}
 
     # -- buffers
@@ -223,18 +225,21 @@ class Device:
         the arguments that they bring along."""
         if len(self._numbers) + len(words) > _NUMBERS - _APART:
             self.submit()
-        place: list[int] = []
-        if words:
-            place = [len(self._numbers)]
+        if words and words != self._words:
+            self._words, self._place = words, [len(self._numbers)]
             self._numbers += words + bytes(-len(words) % _APART)
+        place = self._place if words else []
         work = self._pass
         if work is None:
             self._encoder = self.device.create_command_encoder()
             work = self._pass = self._encoder.begin_compute_pass()
         for pipeline, group, grid in stages:
-            work.set_pipeline(pipeline.pipeline)
-            work.set_bind_group(0, group.group, place)
-            self._batch |= group.buffers
+            bound, self._bound = self._bound, (pipeline, group, place)
+            if pipeline is not bound[0]:
+                work.set_pipeline(pipeline.pipeline)
+            if group is not bound[1] or place != bound[2]:
+                work.set_bind_group(0, group.group, place)
+                self._batch |= group.buffers
             work.dispatch_workgroups(*grid)
         self._waiting += len(stages)
         if self._waiting >= _BATCH:
@@ -250,6 +255,7 @@ class Device:
         self._batch.clear()
         self.submits += 1
         words, self._numbers = self._numbers, bytearray()
+        self._words, self._bound = b"", (None, None, None)
         try:
             if words:
                 self.device.queue.write_buffer(self.numbers, 0, words)

@@ -1,7 +1,10 @@
 """What the statements of a host part mean where annotations and vectors make a difference."""
 
 import copy
+import itertools
+import operator
 import pickle
+import random
 import traceback
 
 import pytest
@@ -9,7 +12,7 @@ import torch
 
 import weft
 from weft.errors import KernelTypeError, KernelValueError
-from weft.lang.numbers import strong
+from weft.lang.numbers import NUMBERS, strong
 
 
 @weft.kernel
@@ -137,6 +140,41 @@ def test_numbers_of_a_dtype():
     assert (torch.ones(2) * f).dtype == (f * torch.ones(2)).dtype == torch.float32
     with pytest.raises(ZeroDivisionError):
         i // strong(0, weft.i32)
+
+
+BYTE = weft.field(weft.u8, shape=())
+
+
+@weft.kernel
+def beside_an_element() -> tuple[weft.i64, weft.i64, weft.bool_]:
+    v: weft.u16 = 1000
+    v -= BYTE[None]
+    w: weft.u16 = 1000
+    return v, BYTE[None] - w, BYTE[None] < w
+
+
+def test_an_element_of_a_field_joins_a_number_of_the_host_part():
+    BYTE[None] = 255
+    assert beside_an_element() == (745, 65536 - 745, True)
+
+
+@pytest.mark.parametrize("word", ["add", "sub", "mul", "floordiv", "mod", "and_", "or_", "xor",
+                                  "lshift", "rshift", "truediv", "lt", "ge", "eq"])  # fmt: skip
+def test_elements_and_numbers_of_all_integers_join_in_both_orders(word):
+    operation, draw = getattr(operator, word), random.Random(word)
+    kinds = [d for d in NUMBERS if d.kind == "int"]
+    for left, right in itertools.product(kinds, kinds):
+        a = strong(draw.choice([3, 100, 250, 1000, 70000, 2**33 + 5, -7]), left)
+        b = strong(draw.choice([3] if "shift" in word else [5, 200, 60000, 2**32 - 3, -3]), right)
+        wanted, x, y = operation(a, b), weft.field(left, ()), weft.field(right, ())
+        x[None], y[None] = int(a), int(b)
+        for found in (operation(x[None], b), operation(a, y[None]), operation(x[None], y[None])):
+            if word == "truediv":  # of integers a float32; of numbers alone Python's
+                assert found.dtype == torch.float32
+                torch.testing.assert_close(found.item(), wanted, rtol=3e-7, atol=0)
+                continue
+            assert found.item() == wanted, (a, b, left, right)
+            assert found.dtype == getattr(wanted, "dtype", torch.bool)
 
 
 @weft.kernel

@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -28,6 +28,18 @@ def tensor_of(value: Any, device: torch.device | None = None) -> torch.Tensor:
     """``value`` as a tensor: a Python float in float64, which it is, whatever torch's default."""
     dtype = torch.float64 if isinstance(value, float) else None
     return torch.as_tensor(value, dtype=dtype, device=device)
+
+
+class Number:
+    """What the classes of ``numbers.NUMBERS`` share."""
+
+    __slots__ = ()
+    dtype: ClassVar[DType]
+
+
+def strongly(value: Any) -> Any:
+    """``value``; of a Number a Scalar of its dtype, as torch would take it for Python's."""
+    return value.dtype(value) if isinstance(value, Number) else value
 
 
 class Scalar(torch.Tensor):
@@ -75,6 +87,7 @@ class Scalar(torch.Tensor):
     ) -> Any:
         if not all(issubclass(t, Scalar) or t is torch.Tensor for t in types):
             return NotImplemented
+        args = tuple(map(strongly, args))
         with quietly():
             if involves_unsigned(args):
                 result = _unsigned(func, args)
@@ -282,6 +295,8 @@ def _unsigned(function: Callable[..., Any], args: Sequence[Any]) -> Any:
     strong = [a.dtype for a in args if isinstance(a, torch.Tensor)]
     dtype = promoted(strong[0], strong[-1])
     a, b = map(_number, args)
+    if name in ("truediv", "div"):  # torch promotes some mixtures only
+        return torch.tensor(a, dtype=torch.float32) / torch.tensor(b, dtype=torch.float32)
     if name in _COMPARISONS:
         return torch.tensor(_COMPARISONS[name](a, b), device="cpu")
     if name == "pow" and b >= 0:

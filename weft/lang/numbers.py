@@ -1,7 +1,8 @@
 """Python numbers of a dtype, as annotated parameters and locals hold in a kernel's host part.
 
 They are ints and floats to everybody else. Arithmetic among them, and with Python's numbers, keeps
-to the dtype as a device loop does: integers wrap, floats are rounded, types join.
+to the dtype as a device loop does: integers wrap, floats are rounded, types join. So do they beside
+elements of fields and local arrays.
 """
 
 from __future__ import annotations
@@ -10,23 +11,26 @@ import math
 import operator
 import struct
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from weft.errors import KernelTypeError
-from weft.lang.dtypes import DTYPES, DType, as_dtype, bool_, from_torch, promoted
+from weft.lang.dtypes import (
+    DTYPES,
+    DType,
+    Number,
+    Scalar,
+    as_dtype,
+    bool_,
+    from_torch,
+    promoted,
+    strongly,
+)
 from weft.lang.vectors import Matrix, MatrixType, Vector, VectorType
 
 # Sizes under torch.compile: no numbers of their own, so that they have no range.
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-class Number:
-    """What the classes of ``NUMBERS`` share."""
-
-    __slots__ = ()
-    dtype: ClassVar[DType]
 
 
 def plain(value: Any) -> Any:
@@ -75,7 +79,7 @@ def cast(annotation: Any, value: Any) -> Any:
     if isinstance(annotation, torch.dtype):
         annotation = as_dtype(annotation)
     if isinstance(annotation, DType):
-        if isinstance(value, torch.Tensor) and value.dim() == 0:
+        if isinstance(value, torch.Tensor) and value.dim() == 0 and not isinstance(value, Scalar):
             return value.to(annotation.torch)
         if isinstance(value, SYMBOLS):
             return value
@@ -126,9 +130,16 @@ def _joined(a: Any, b: Any) -> type[Any] | None:
 def _computed(function: Callable[..., Any], a: Any, b: Any) -> Any:
     if isinstance(a, SYMBOLS) or isinstance(b, SYMBOLS):
         return function(plain(a), plain(b))
+    if isinstance(a, Scalar) or isinstance(b, Scalar):
+        return function(strongly(a), strongly(b))
     if not isinstance(a, int | float) or not isinstance(b, int | float):
         return NotImplemented
-    result, made = function(plain(a), plain(b)), _joined(a, b)
+    made, strong = _joined(a, b), isinstance(a, Number) and isinstance(b, Number)
+    a, b = plain(a), plain(b)
+    if strong and made in _WHOLE and function in (operator.floordiv, operator.mod):
+        # Of sums, products and bits the conversion changes nothing.
+        a, b = converted(a, made.dtype), converted(b, made.dtype)
+    result = function(a, b)
     fits = made is not None and isinstance(result, int if issubclass(made, int) else float)
     return _of(made, result) if made is not None and fits else result
 
@@ -168,4 +179,5 @@ def _made(dtype: DType) -> type[Any]:
 
 # By dtype; the classes are called I32, F32 and so on, and are picklable by these names.
 NUMBERS: dict[DType, type[Any]] = {d: _made(d) for d in DTYPES.values() if d is not bool_}
+_WHOLE = {made for dtype, made in NUMBERS.items() if dtype.kind == "int"}
 globals().update({made.__name__: made for made in NUMBERS.values()})

@@ -441,6 +441,7 @@ class Kernel(Definition):
         with self._lock:
             self.implementations = others
             self.__dict__.pop("operators", None)
+            namespace_of(self._namespace).announce(self._op_name, self)
             for launcher in self._regions:
                 launcher.direct = None
             if self._host is not None:
@@ -482,8 +483,7 @@ class Kernel(Definition):
 
     @functools.cached_property
     def backward(self) -> Backward:
-        """The gradient that was derived from the loops: ``kernel.backward.inspect(...)``,
-        ``kernel.backward.interpret(...)``."""
+        """The gradient derived from the loops: ``kernel.backward.inspect(...)``, ``.interpret``."""
         from weft.pytorch.inspect_derivatives import Backward  # only for a look at it
 
         return Backward(self)

@@ -187,6 +187,62 @@ def test_operators_of_a_kernel_that_is_gone_are_freed(monkeypatch: pytest.Monkey
     assert not is_there(name)
 
 
+def test_what_a_name_means_is_known_without_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python asks ``__getattr__`` of the class, and this the dispatcher, where a name is new or
+    means another operator now: calls by ``torch.ops.weft_known.known`` are as quick as others."""
+    asked: list[str] = []
+    namespace = namespace_of("weft_known")
+    monkeypatch.setattr(namespace, "recent", deque(maxlen=0))
+    operators = torch.ops.weft_known
+    of_class = type(operators).__getattr__
+
+    def counting(self: Any, name: str) -> Any:
+        asked.append(name)
+        return of_class(self, name)
+
+    monkeypatch.setattr(type(operators), "__getattr__", counting)
+    x = torch.ones(2)
+
+    def defined(factor: float) -> weft.Kernel:
+        @weft.kernel(namespace="weft_known")
+        def known(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            for i in x:
+                out[i] = x[i] * factor
+            return out
+
+        assert known.op(x).tolist() == [factor] * 2  # makes the operator
+        asked.clear()
+        return known
+
+    def found() -> float:
+        return operators.known(x)[0].item()
+
+    first = defined(2.0)
+    assert (found(), found(), found(), asked) == (2.0, 2.0, 2.0, ["known"])
+    second = defined(3.0)  # the cell of a notebook, run again
+    assert (found(), found(), asked) == (3.0, 3.0, ["known"])
+    hashed = second.op._schema.name.partition("::")[2]
+    asked.clear()
+    assert getattr(operators, hashed).default is second.op
+    assert not asked
+
+    gone = weakref.ref(second)
+    del second
+    gc.collect()
+    assert gone() is None  # nothing that is known keeps it
+    assert (found(), found(), asked) == (2.0, 2.0, ["known"])
+    asked.clear()
+    before = first.op
+    first.implementation("cpu")(lambda x: x * 2.0)  # of which the operator is another
+    assert operators.known.default is operators.known.default is first.op is not before
+    assert asked.count("known") == 1
+    del first, before
+    gc.collect()
+    assert not hasattr(operators, "known")
+    assert not hasattr(operators, hashed)
+
+
 @weft.kernel
 def größe(ä: torch.Tensor, β: float) -> torch.Tensor:
     ö = torch.empty_like(ä)

@@ -42,7 +42,7 @@ from weft.pytorch.fake import hidden_write, of_samples
 from weft.pytorch.forward_level import has_dual, is_open
 from weft.pytorch.identity import chains, decided_by, deciding, fingerprint, may_draw, text_of
 from weft.pytorch.members import Like, MemberKernel, key_of, members_of, reads_of, schema_type
-from weft.pytorch.namespace import in_ascii, namespace_of
+from weft.pytorch.namespace import in_ascii, is_sharded, namespace_of
 from weft.pytorch.operator import Operator, OperatorForm, needs_grad
 from weft.pytorch.transforms import called, foreign_error
 from weft.runtime.launch import KernelLike
@@ -50,7 +50,6 @@ from weft.runtime.launch import KernelLike
 if TYPE_CHECKING:
     from weft.pytorch.sharding import Sharding
 
-DTENSOR = "torch.distributed.tensor"
 TANGENTS = "tangents"  # around an operator whose tensors may have them
 _transforms = torch._C._are_functorch_transforms_active
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType)  # which may write to arguments
@@ -394,7 +393,7 @@ def sharding(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shar
 def _shard(operator: Operator, passed: Sequence[Any] = ()) -> None:
     """Tells DTensor of an operator, which it then holds, where somebody uses that."""
     family = operator.overload.family
-    if family.sharded is None and DTENSOR in sys.modules and torch.distributed.is_initialized():
+    if family.sharded is None and is_sharded():
         from weft.pytorch import dtensor  # only where there are DTensors
 
         dtensor.register(operator)

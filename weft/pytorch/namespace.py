@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from weft.runtime.launch import KernelLike
 
 
 _DERIVED = re.compile(r"(\w+)_[0-9a-f]{8}(_\d+)?(_vmap)*(_backward|_jvp)*")
+DTENSOR = "torch.distributed.tensor"
 KINDS = re.compile(r"_(vmap|backward|jvp)")
 _DEFAULT = re.compile(r"=(\[[^\]]*\]|[^,()]+)")  # in the text of a schema
 
@@ -206,8 +208,9 @@ class Namespace:
         self.kernels: dict[str, weakref.WeakKeyDictionary[KernelLike, None]] = {}
         # Operators that kernels of one text share.
         self.made = weakref.WeakValueDictionary[Hashable, Any]()
-        # Of names that torch has no operator of, which it takes it long to say: the last kernel.
-        self.latest = dict[str, weakref.ref[KernelLike]]()
+        # Of names that torch has no operator of, which it takes it long to say: the packet of the
+        # last kernel's. It holds the kernel.
+        self.latest = dict[str, weakref.ref[Any]]()
         self.packets = weakref.WeakValueDictionary[str, Any]()  # by their names
         # Of a kernel that is gone, a graph may still have the operators' names in a generated text:
         # that of a backward pass, say.
@@ -217,9 +220,11 @@ class Namespace:
         found = getattr(torch.ops, namespace)
         if type(found) is _OpNamespace:
             found.__class__ = _Operators
+            found.__dict__["__getattr__"] = _known(self.latest, self.packets)
 
     def announce(self, name: str, kernel: KernelLike) -> None:
-        """``kernel`` is what ``torch.ops.<namespace>.<name>`` means from now on. Raises
+        """``kernel`` is what ``torch.ops.<namespace>.<name>`` means from now on, or, where that
+        is known of it, has other operators than before. Raises
         ``KernelNameError`` where a name was chosen that no operator can have."""
         if not name.isidentifier() and name != kernel.__name__:
             space, _, own = name.rpartition("::")
@@ -267,9 +272,9 @@ class Namespace:
         ``KernelNameError`` is raised.
         """
         if self.kernels.get(name):
-            kernel = list(self.kernels[name])[-1]
-            self.latest[name] = weakref.ref(kernel)
-            return kernel.op.overloadpacket
+            packet = list(self.kernels[name])[-1].op.overloadpacket
+            self.latest[name] = weakref.ref(packet)
+            return packet
         match = _DERIVED.fullmatch(name)
         if match is None or name == self.defining:
             return None
@@ -302,17 +307,40 @@ class _Operators(_OpNamespace):
         packet = space.packets.get(name)
         if packet is not None:
             return packet
-        latest = space.latest.get(name)
-        kernel = None if latest is None else latest()
-        if kernel is not None:
-            return kernel.op.overloadpacket
         try:
-            return super().__getattr__(name)
+            if name not in space.latest:
+                return super().__getattr__(name)
         except AttributeError:
             if name.startswith("__"):
                 raise
         found = space.packet_of(name)
         return super().__getattr__(name) if found is None else found
+
+
+def _known(
+    latest: Mapping[str, weakref.ref[Any]], packets: Mapping[str, Any]
+) -> Callable[[str], Any]:
+    """What finds operators that were asked for before, as ``__getattr__`` of a module's own: Python
+    asks it before that of the class, and in half the time. An attribute, which is quicker still,
+    would keep its operator, and this its kernel, for good."""
+    modules = sys.modules
+
+    def find(name: str) -> Any:
+        known = latest.get(name)
+        found = packets.get(name) if known is None else known()
+        if found is None or (
+            known is not None and DTENSOR in modules and found.default.family.sharded is None
+            and is_sharded()
+        ):  # fmt: skip
+            raise AttributeError(name)  # Python asks the class, which may tell DTensor
+        return found
+
+    return find
+
+
+def is_sharded() -> bool:
+    """Whether somebody may use DTensor."""
+    return DTENSOR in sys.modules and torch.distributed.is_initialized()
 
 
 def _is_taken(qualified: str) -> bool:

@@ -250,6 +250,49 @@ def misspelt(out: torch.Tensor) -> None:
         out[i] = Sphere(0.0, 1.0).radios
 
 
+KEPT = Line.field(2)
+
+
+@ti.kernel
+def struct_copies():
+    a = ti.Struct(x=1, inner=ti.Struct(y=2, v=vec3(0.0)))
+    b = a
+    b.x = 5
+    c = b.inner
+    c.y = 7
+    c.v.x = 3.0
+    d, e = c, (a if a.x == 1 else b)
+    d.fill(4)
+    e.inner.v[1] = 8.0
+    element = KEPT[0]
+    element.length = 9.0
+    KEPT[1].length = 2.0
+    line = Line(vec3(1.0), 1.0)
+    marked = Marked(line, 1)
+    held = marked
+    held.line.dir.y = 6.0
+    marked.line = held.line
+    marked.line.dir.x = 0.0
+    return a, b, c, d, e, element.length, line, held, marked
+
+
+@pytest.mark.parametrize("run", [struct_copies, struct_copies.interpret])
+def test_a_struct_is_a_value_in_the_host_part(run: Any) -> None:
+    KEPT.fill(0)
+    a, b, c, d, e, length, line, held, marked = run()
+    zero = vec3(0.0)
+    assert a == ti.Struct(x=1, inner=ti.Struct(y=2, v=zero))
+    assert b == ti.Struct(x=5, inner=ti.Struct(y=2, v=zero))
+    assert c == ti.Struct(y=7, v=vec3(3.0, 0.0, 0.0))
+    assert d == ti.Struct(y=4, v=vec3(4.0))
+    assert e == ti.Struct(x=1, inner=ti.Struct(y=2, v=vec3(0.0, 8.0, 0.0)))
+    assert length == 9
+    assert KEPT.length.tolist() == [0, 2]
+    assert line.dir.to_list() == [1, 1, 1]
+    assert held.line.dir.to_list() == [1, 6, 1]
+    assert marked.line.dir.to_list() == [0, 6, 1]
+
+
 @pytest.mark.parametrize(
     ("kernel", "text"),
     [

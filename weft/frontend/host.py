@@ -1,8 +1,8 @@
 """The host part's own meaning of what is plain Python: a few statements are given a call each.
 
 Annotated names are cast, as in a device loop (``d: weft.i32 = 3.7``), parameters that are annotated
-with a dtype become numbers of it, and assigning a vector to a name copies it. Where no annotation
-is a dtype and no vector's element is set, nothing is changed.
+with a dtype become numbers of it, and assigning a vector or a struct to a name copies it. Where no
+annotation is a dtype and no element or member is set, nothing is changed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from weft.source import FunctionSource
 CAST, COPY, DETACH = "__weft_cast__", "__weft_copy__", "__weft_detach__"
 CONVERT = "__weft_converting__"
 Check = Callable[[Parameter, Any], None]
-# What never is a vector that has another name.
+# What never is a vector or a struct that has another name.
 _FRESH = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.JoinedStr, ast.ListComp,
           ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda, ast.Dict, ast.Set)  # fmt: skip
 
@@ -117,6 +117,15 @@ def _at(node: ast.stmt, at: ast.AST) -> ast.stmt:
     return node
 
 
+def _changed(tree: ast.AST) -> set[str]:
+    """Names of what a method may change: of ``s.v.fill(0)``, a statement, ``s``."""
+    calls = [n.value.func for n in ast.walk(tree)
+             if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)]  # fmt: skip
+    roots = [root_name(f.value) for f in calls
+             if isinstance(f, ast.Attribute) and not f.attr.endswith("_")]  # fmt: skip
+    return {root for root in roots if root is not None}
+
+
 class _Rewriter(ast.NodeTransformer):
     def __init__(
         self, source: FunctionSource, scope: Scope, locals: set[str], launchers: str,
@@ -126,7 +135,7 @@ class _Rewriter(ast.NodeTransformer):
         self.scope = scope
         self.locals = locals
         self.launchers = launchers
-        self.stored = {name.partition(".")[0] for name in stored}
+        self.stored = {name.partition(".")[0] for name in stored} | _changed(source.tree)
         self.clamped: set[str] = set()  # parameters whose subscripts clamp
         self.hidden: dict[str, Any] = {}
 
@@ -200,7 +209,8 @@ class _Rewriter(ast.NodeTransformer):
         return isinstance(value, kinds) or value in (int, float, bool)
 
     def _value(self, value: ast.expr, names: list[str]) -> ast.expr:
-        """``value`` as it is assigned to ``names``: vectors that have another name are copied."""
+        """``value`` as it is assigned to ``names``: vectors and structs that have another name are
+        copied."""
         if isinstance(value, ast.Tuple | ast.List):
             value.elts = [self._value(item, names) for item in value.elts]
             return value

@@ -7,6 +7,7 @@ elements of fields and local arrays.
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 import struct
@@ -112,10 +113,10 @@ def returned(annotation: Any, value: Any) -> Any:
 
 
 def copied(value: Any) -> Any:
-    """``value``; of a vector or a matrix a copy, for it is a value in a kernel."""
+    """``value``; of a vector, a matrix or a struct a copy, for it is a value in a kernel."""
     if type(value) is Vector or type(value) is Matrix:
         return value.with_entries(value.entries())
-    return value
+    return copy.copy(value) if getattr(type(value), "assigned_as_copy", False) else value
 
 
 def _joined(a: Any, b: Any) -> type[Any] | None:

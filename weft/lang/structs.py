@@ -20,7 +20,7 @@ import torch
 from weft.errors import KernelTypeError
 from weft.lang.dtypes import DType, as_dtype
 from weft.lang.field import Field, field, indices
-from weft.lang.numbers import cast
+from weft.lang.numbers import cast, copied
 from weft.lang.vectors import MatrixType, VectorType
 
 _PLAIN = (DType, VectorType, MatrixType)
@@ -118,24 +118,25 @@ def convert(kind: Any, value: Any) -> Any:
     """``value`` as a member of type ``kind``."""
     if isinstance(kind, StructType):
         if isinstance(value, Struct):
-            return Struct._made(dict(value._values), kind) if value._type is kind else kind(value)
+            return copied(value) if value._type is kind else kind(value)
         return kind() if isinstance(value, int | float) and value == 0 else kind(value)
     if isinstance(kind, _PLAIN):
         return cast(kind, value)
-    return value
+    return copied(value)
 
 
 class Struct:
     """Named values: ``Struct(a=1, b=2.0)``, ``Struct({"a": 1})``, or what a struct type makes."""
 
     weft_struct = True
+    assigned_as_copy = True  # a value in a kernel: see ``numbers.copied``
     _values: dict[str, Any]
     _type: StructType | None
     _place: tuple[StructField, Any] | None
 
     def __init__(self, members: Mapping[str, Any] | None = None, **named: Any) -> None:
         given = {**(members or {}), **named}
-        values = {n: Struct(v) if isinstance(v, dict) else v for n, v in given.items()}
+        values = {n: Struct(v) if isinstance(v, dict) else copied(v) for n, v in given.items()}
         self._fill(values, None)
 
     @classmethod
@@ -149,6 +150,10 @@ class Struct:
 
     def _fill(self, values: dict[str, Any], kind: StructType | None, place: Any = None) -> None:
         vars(self).update(_values=values, _type=kind, _place=place)
+
+    def __copy__(self) -> Struct:
+        """A struct with copies of its members, no element of a field."""
+        return Struct._made({n: copied(v) for n, v in self._values.items()}, self._type)
 
     @staticmethod
     def field(members: Mapping[str, Any], shape: Any = (), **options: Any) -> StructField:

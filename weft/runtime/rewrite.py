@@ -1,8 +1,8 @@
 """A kernel's function, changed as little as checked interpretation needs.
 
 Every loop's iterable is handed to a hidden function first, annotated assignments cast, and
-assigning a vector copies it. Line and column numbers stay those of the file, so that breakpoints,
-pdb and tracebacks show the user's text.
+assigning a vector or a struct copies it. Line and column numbers stay those of the file, so that
+breakpoints, pdb and tracebacks show the user's text.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Instrument(ast.NodeTransformer):
 
 
 def _copied(value: ast.expr) -> ast.expr:
-    """``value`` as an assignment has it: vectors are copied."""
+    """``value`` as an assignment has it: vectors and structs are copied."""
     if isinstance(value, ast.Tuple | ast.List):
         value.elts = [_copied(item) for item in value.elts]
         return value

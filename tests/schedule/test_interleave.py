@@ -15,8 +15,9 @@ from weft.ir.views import constant_of
 from weft.schedule.interleave import interleave
 
 
-def rows(many: int) -> Function:
-    made = rows_inside(parsed(TEXT.replace("%I,", "%ROWS,")), 0, 8, ["d"], ["tape"])
+def rows(many: int, count: int = 8) -> Function:
+    text = TEXT.replace("%I,", "%ROWS,").replace("constant 8 :", f"constant {count} :")
+    made = rows_inside(parsed(text), 0, count, ["d"], ["tape"])
     for op in walk(made.body):
         if "interleave" in op.attrs:
             op.attrs["interleave"] = many
@@ -51,6 +52,11 @@ def test_operations_stand_side_by_side() -> None:
 
 
 def test_what_the_turn_before_finds_out_is_waited_for() -> None:
-    """Of eight turns the fifth would begin with what the first one reads."""
-    assert not any(constant_of(op.operands[2]) == 8 for op in walk(interleave(rows(8)).body)
-                   if op.name == "scf.for" and op.results)  # fmt: skip
+    """Of sixteen turns the ninth would begin with what the first one reads."""
+
+    def carried_steps(many: int) -> set[int | None]:
+        loops = (op for op in walk(interleave(rows(many, 16)).body) if op.name == "scf.for")
+        return {constant_of(op.operands[2]) for op in loops if op.results}
+
+    assert 8 in carried_steps(8)
+    assert 16 not in carried_steps(16)

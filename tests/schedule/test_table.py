@@ -127,7 +127,7 @@ REASONS: list[tuple[tuple[Any, ...], str]] = [
     ((softmax.softmax, meta(4, 65_536)), "not grouped(8): groups would have 1024"),
     ((softmax.softmax, meta(4, 4096)), "not split(0): one block does as well"),
     ((gallery.matmul, meta(9, 1 << 20), meta(1 << 20, 9)), "not split(1): groups would have 16"),
-    ((gallery.matmul, meta(9, 9), meta(9, 9)), "not columns(8): a thread does better alone"),
+    ((gallery.matmul, meta(9, 9), meta(9, 9)), "not columns(8, most=22528): a thread does better alone"),
     ((gallery.histogram, meta(100), 50_000, 0.0, 1.0),
      "not few_elements(counts): it has 200000 bytes"),
     ((gallery.axpy, 2.0, meta(3), meta(3)),

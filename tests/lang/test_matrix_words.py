@@ -155,7 +155,9 @@ def test_vectors_and_matrices_in_python():
     m.fill(7)
     assert m.to_list() == [[7, 7], [7, 7]]
     field = ti.Vector.field(2, ti.i32, shape=3)
-    assert field.to_numpy(keep_dims=True).shape == (3, 2, 1)
+    kept = np.arange(6, dtype=np.int32).reshape(3, 2, 1)
+    field.from_numpy(kept)
+    assert (field.to_numpy(keep_dims=True) == kept).all()
     assert field.to_numpy(dtype=np.float64).dtype == np.float64
     for cell in ti.grouped(ti.ndrange(1)):
         assert cell.cast(ti.f32)[0].dtype is torch.float32
@@ -196,3 +198,48 @@ def test_gradients_go_through_slices_and_rotations():
 
     x = torch.rand(3, 3, dtype=torch.float64, requires_grad=True)
     torch.autograd.gradcheck(turned, x)
+
+
+def parts_stored(k):
+    m = ti.Matrix([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]])
+    v = ti.Vector([10.0, 20.0, 30.0])
+    m[:, 0] = v
+    m[0, :] = m[:, 0]
+    m[1:3, 1] = (0.5, 0.25)
+    m[::2, 1:] += ti.Matrix([[1.0, 2.0], [3.0, 4.0]])
+    m[k, :2] = v[::2]
+    v[1:] = 7.0
+    m[1] = v
+    return m
+
+
+@ti.kernel
+def parts_stored_in_a_loop(out, k: int):
+    for _ in range(1):
+        m = parts_stored(k)
+        for i, j in ti.static(ti.ndrange(3, 3)):
+            out[i, j] = m[i, j]
+
+
+def test_slices_of_matrices_and_vectors_are_written_to():
+    for k in range(3):
+        found, wanted = torch.empty(3, 3), parts_stored(k)
+        parts_stored_in_a_loop(found, k)
+        assert found.tolist() == wanted.to_list()
+        assert ti.kernel(parts_stored)(k).to_list() == wanted.to_list()
+    assert wanted.to_list() == [[10, 21, 32], [10, 7, 7], [10, 30, 13]]
+
+
+@ti.kernel
+def too_long(out):
+    for i in out:
+        m = ti.Matrix([[1.0, 2.0], [3.0, 4.0]])
+        m[:, 0] = ti.Vector([1.0, 2.0, 3.0])
+        out[i] = m[0, 0]
+
+
+def test_what_does_not_fit_a_slice_is_refused():
+    with pytest.raises(KernelTypeError, match="is stored where there is"):
+        too_long(torch.empty(1))
+    with pytest.raises(KernelTypeError, match="2 and 3 elements"):
+        ti.Matrix([[1.0, 2.0], [3.0, 4.0]])[:, 0] = ti.Vector([1.0, 2.0, 3.0])

@@ -311,7 +311,10 @@ def check(
 
 
 def replace(cx: Lowering, x: Vec, node: ast.Subscript, value: Operand, span: Span) -> Vec:
-    """``v`` with ``v[i] = value`` done."""
+    """``v`` with ``v[i] = value``, or ``m[:, j] = value``, done."""
+    nodes = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    if any(isinstance(n, ast.Slice) for n in nodes):
+        return _replaced_part(cx, x, nodes, node.value, value, span)
     positions = _positions(cx, x, node.slice, span)
     for axis, (position, extent) in enumerate(zip(positions, x.shape, strict=False)):
         if not isinstance(position, Static):
@@ -336,6 +339,29 @@ def replace(cx: Lowering, x: Vec, node: ast.Subscript, value: Operand, span: Spa
             items[place] = cx.scalars.select(chosen, new, items[place], span)
         elif condition.value:
             items[place] = new
+    return Vec(items, x.shape)  # type: ignore[arg-type]
+
+
+def _replaced_part(
+    cx: Lowering, x: Vec, nodes: list[ast.expr], owner: ast.expr, value: Operand, span: Span
+) -> Vec:
+    """``x`` with what slices name set to ``value``: a number, or one for each."""
+    items: list[Operand] = list(x.items)
+    places = _part(cx, Vec([Static(k) for k in range(len(items))], x.shape), nodes, owner, span)
+    assert isinstance(places, Vec)
+    if isinstance(value, Vec) and value.shape != places.shape:
+        raise KernelTypeError(f"{describe(value)} is stored where there is {describe(places)}",
+                              span, help="store one of that size, or a number")  # fmt: skip
+    values = list(value.items) if isinstance(value, Vec) else [value] * len(places.items)
+    if isinstance(value, Tup):
+        values = unpack(value, len(places.items), span)
+    for place, new in zip(places.items, values, strict=True):
+        if isinstance(place, Static):
+            items[place.value] = new
+            continue
+        for k, old in enumerate(items):
+            here = cx.scalars.truth(cx.scalars.compare("==", place, Static(k), span), span)
+            items[k] = cx.scalars.select(here, new, old, span)
     return Vec(items, x.shape)  # type: ignore[arg-type]
 
 

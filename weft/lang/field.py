@@ -384,9 +384,13 @@ class Field(Array):
         return made if dtype is None else made.astype(dtype)
 
     def from_numpy(self, array: np.ndarray[Any, Any]) -> None:
-        """Copies ``array`` (of this shape) into the field."""
+        """Copies ``array`` (of this shape, or as ``to_numpy(keep_dims=True)`` has it) into the
+        field."""
         # ascontiguousarray makes one dimension of none.
-        whole = np.ascontiguousarray(array).reshape(np.shape(array))
+        shape = np.shape(array)
+        vectors = self.element is not None and len(self.element.shape) == 1
+        shape = shape[:-1] if vectors and shape == (*self.shape, 1) else shape
+        whole = np.ascontiguousarray(array).reshape(shape)
         self.from_torch(torch.from_numpy(whole))
 
     def to_torch(self, device: torch.device | str | None = None) -> torch.Tensor:

@@ -65,6 +65,21 @@ def _through(vector: _Values, items: list[Any], place: int, value: Any) -> None:
     home[0].store(home[1], value)
 
 
+def _store(vector: _Values, items: list[Any], place: int, value: Any) -> None:
+    if vector._frozen:  # pyright: ignore[reportPrivateUsage]
+        _through(vector, items, place, value)
+    else:
+        items[place] = value
+
+
+def _store_part(vector: _Values, items: list[Any], places: Any, value: Any) -> None:
+    """Sets the elements that ``places``, a vector or a matrix, numbers: to ``value``, or to its
+    elements."""
+    pairs = places.map(lambda place, new: (int(place), new), value)
+    for place, new in pairs.entries():
+        _store(vector, items, place, new)
+
+
 def _refuse_frozen() -> KernelTypeError:
     return KernelTypeError(
         "`v = x[i]` of a field of vectors is a copy: to set its elements would not reach the field",
@@ -219,10 +234,10 @@ class Vector(_Values):
         return self._items[operator.index(index)]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if self._frozen:
-            _through(self, self._items, operator.index(index), value)
+        if isinstance(index, slice):
+            _store_part(self, self._items, Vector([*range(self.n)])[index], value)
         else:
-            self._items[operator.index(index)] = value
+            _store(self, self._items, operator.index(index), value)
 
     def __getattr__(self, name: str) -> Any:
         places = letters(name, len(self._items))
@@ -366,14 +381,12 @@ class Matrix(_Values):
         return Vector([item for row in items for item in row])
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if not isinstance(index, tuple):
-            raise KernelTypeError("a row of a matrix cannot be set", help="write A[i, j] = value")
-        i, j = index
-        place = _within(i, self.n) * self.m + _within(j, self.m)
-        if self._frozen:
-            _through(self, self._items, place, value)
+        i, j = index if isinstance(index, tuple) else (index, slice(None))
+        if isinstance(i, slice) or isinstance(j, slice):
+            places = self.with_entries([*range(self.n * self.m)])._part(i, j)
+            _store_part(self, self._items, places, value)
         else:
-            self._items[place] = value
+            _store(self, self._items, _within(i, self.n) * self.m + _within(j, self.m), value)
 
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, list | tuple):

@@ -12,7 +12,7 @@ import weft
 from tests.cuda.emulator import emulated
 from weft.codegen.cuda_target import CudaTarget, _directive
 from weft.codegen.emit import Emitter, Module
-from weft.errors import KernelTypeError
+from weft.errors import KernelAssertionError, KernelTypeError
 from weft.ir.core import Op
 from weft.ir.types import ScalarType, f32, i32, i64
 from weft.tools.cross import compile_for
@@ -144,3 +144,36 @@ def test_formats_that_make_no_sense_are_refused_before_the_loop_runs() -> None:
         of_run_time(x, 2)
     with pytest.raises(KernelTypeError, match="a format of a tuple"):
         of_a_tuple(x)
+
+
+@weft.kernel
+def formatted(x: weft.i32, y: weft.f32) -> None:
+    for i in range(1):
+        print("{} and {:.2f}; {{}} {name!r}".format(x, y, name=i))  # noqa: UP032
+        print("{1:.1f} {0} {0}".format(x, y))  # noqa: UP032
+        assert x == 4, "x = {}, y = {:.2f}".format(x, y)  # noqa: UP032
+
+
+def test_format_with_a_literal_is_an_f_string(capfd: pytest.CaptureFixture[str]) -> None:
+    formatted(4, 2.5)
+    assert capfd.readouterr().out == "4 and 2.50; {} 0\n2.5 4 4\n"
+    with pytest.raises(KernelAssertionError, match=r"x = 3, y = 2\.50"):
+        formatted(3, 2.5)
+
+
+@weft.kernel
+def formatted_draws() -> None:
+    for i in range(1):
+        print("{1} {0}".format(weft.random(), i))  # noqa: UP030, UP032
+
+
+@weft.kernel
+def mixed_numbering(x: weft.i32) -> None:
+    for i in range(1):
+        print("{} {0}".format(x, i))  # noqa: F523, F525
+
+
+@pytest.mark.parametrize("call", [formatted_draws, lambda: mixed_numbering(1)])
+def test_formats_that_f_strings_do_not_have_are_refused(call: Any) -> None:
+    with pytest.raises(KernelTypeError, match="cannot be called in a device loop"):
+        call()

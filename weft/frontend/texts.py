@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import itertools
+import string
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import aggregates
@@ -37,7 +39,8 @@ class Text:
         self.unsigned: list[int] = []
 
     def node(self, node: ast.expr) -> None:
-        """What ``str(node)`` is; ``node`` may be an f-string."""
+        """What ``str(node)`` is; ``node`` may be an f-string, or ``"...".format(...)``."""
+        node = _as_joined(node)
         if not isinstance(node, ast.JoinedStr):
             self.operand(self.cx.expression(node))
             return
@@ -155,6 +158,35 @@ def printed(cx: Lowering, node: ast.Call) -> Operand:
     cx.builder.span = span
     cx.builder.do("weft.print", *text.values, parts=tuple(text.parts), **text.marks)
     return Static(None)
+
+
+def _as_joined(node: ast.expr) -> ast.expr:
+    """``"{} {name:.3f}".format(a, name=b)`` as the f-string that it is. Others stay, and so do
+    those that have more than numbers and names in their braces."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(template)), attr="format")):
+            given: dict[str, ast.expr] = {str(k): arg for k, arg in enumerate(node.args)}
+            given |= {k.arg: k.value for k in node.keywords if k.arg is not None}
+        case _:
+            return node
+    fields = [f for f in string.Formatter().parse(template) if f[1] is not None]
+    numbers = itertools.count()
+    used = [name or str(next(numbers)) for _, name, *_ in fields]
+    mixed = not all(f[1] for f in fields) and any((f[1] or "").isdigit() for f in fields)
+    calls = any(isinstance(n, ast.Call) for arg in given.values() for n in ast.walk(arg))
+    nested = any("{" in (form or "") for _, _, form, _ in fields)
+    if mixed or nested or not given.keys() >= {*used} or (calls and used != [*given]):
+        return node  # what is called is called once, in its order
+    pieces: list[ast.expr] = []
+    names = iter(used)
+    for text, name, form, conversion in string.Formatter().parse(template):
+        if text:
+            pieces.append(ast.Constant(text))
+        if name is not None:
+            spec = ast.JoinedStr([ast.Constant(form)]) if form else None
+            value, how = given[next(names)], ord(conversion) if conversion else -1
+            pieces.append(ast.FormattedValue(value, how, spec))
+    return ast.copy_location(ast.JoinedStr(pieces), node)
 
 
 def message(cx: Lowering, node: ast.Assert) -> str | None:

@@ -176,12 +176,13 @@ def check(
 
 
 def overflows(message: str) -> bool:
-    """Whether what a message of debug mode says of i64, `3 * 5 overflows i64`, is so."""
-    found = re.search(r": (-?\d+) ([-+*]|<<) (-?\d+) overflows i64", message)
+    """Whether what a message of debug mode says, `3 * 5 overflows i64`, is so."""
+    found = re.search(r": (-?\d+) ([-+*]|<<) (-?\d+) overflows i(32|64)", message)
     assert found is not None, message
     left, right = int(found[1]), int(found[3])
     made = {"+": operator.add, "-": operator.sub, "*": operator.mul, "<<": operator.lshift}
-    return not -(1 << 63) <= made[found[2]](left, right) < 1 << 63
+    end = 1 << int(found[4]) - 1
+    return not -end <= made[found[2]](left, right) < end
 
 
 def huge(tensors: dict[str, torch.Tensor]) -> bool:

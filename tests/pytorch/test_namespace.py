@@ -219,6 +219,7 @@ def test_what_a_name_means_is_known_without_the_class(monkeypatch: pytest.Monkey
         return operators.known(x)[0].item()
 
     first = defined(2.0)
+    assert operators.__getattr__("known").default is first.op  # asked for by its method
     assert (found(), found(), found(), asked) == (2.0, 2.0, 2.0, ["known"])
     second = defined(3.0)  # the cell of a notebook, run again
     assert (found(), found(), asked) == (3.0, 3.0, ["known"])

@@ -220,7 +220,7 @@ class Namespace:
         found = getattr(torch.ops, namespace)
         if type(found) is _OpNamespace:
             found.__class__ = _Operators
-            found.__dict__["__getattr__"] = _known(self.latest, self.packets)
+            found.__dict__["__getattr__"] = _known(found, self.latest, self.packets)
 
     def announce(self, name: str, kernel: KernelLike) -> None:
         """``kernel`` is what ``torch.ops.<namespace>.<name>`` means from now on, or, where that
@@ -318,11 +318,11 @@ class _Operators(_OpNamespace):
 
 
 def _known(
-    latest: Mapping[str, weakref.ref[Any]], packets: Mapping[str, Any]
+    operators: Any, latest: Mapping[str, weakref.ref[Any]], packets: Mapping[str, Any]
 ) -> Callable[[str], Any]:
-    """What finds operators that were asked for before, as ``__getattr__`` of a module's own: Python
-    asks it before that of the class, and in half the time. An attribute, which is quicker still,
-    would keep its operator, and this its kernel, for good."""
+    """``__getattr__`` of the module ``operators``' own, which finds those that were asked for
+    before: Python asks it before that of the class, and in half the time. An attribute, which is
+    quicker still, would keep its operator, and this its kernel, for good."""
     modules = sys.modules
 
     def find(name: str) -> Any:
@@ -332,7 +332,7 @@ def _known(
             known is not None and DTENSOR in modules and found.default.family.sharded is None
             and is_sharded()
         ):  # fmt: skip
-            raise AttributeError(name)  # Python asks the class, which may tell DTensor
+            return _Operators.__getattr__(operators, name)  # which may tell DTensor
         return found
 
     return find

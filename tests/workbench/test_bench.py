@@ -15,6 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import weft
+from benchmarks import sweeps
 from tests.workbench import kernels
 from weft.workbench import bench as core
 from weft.workbench import limits as measured
@@ -85,6 +86,34 @@ def test_what_computes_other_numbers_or_fails_is_not_timed() -> None:
         "\n\nWRONG: not flipped: a result: 2 of 2 elements differ; at [0, 0] there is 1.5 in place "
         "of 2.5\nWRONG: fails: ValueError: no such thing"
     )
+
+
+def test_sums_that_cancel_may_be_off_by_roundings() -> None:
+    """float32 has 0.001 between numbers at 10,000."""
+
+    @weft.kernel
+    def total(x: torch.Tensor) -> torch.Tensor:
+        out = x.new_zeros(1)
+        for i in range(x.shape[0]):
+            out[0] += x[i]
+        return out
+
+    x = torch.tensor([1e4, 1.0, -1e4])
+    beside = {"rounded": lambda x: x.new_full((1,), 1.001), "wrong": lambda x: x.new_full((1,), 9)}
+    found = weft.bench(total, x, beside=beside, seconds=0.001, device="cpu")
+    assert [row.provider for row in found.rows if row.failure] == ["wrong"]
+
+
+def test_the_projects_own_sweeps_compute_what_pytorch_does() -> None:
+    for name, sweep in sweeps.SWEEPS.items():
+        providers = {n: p for n, p in sweep.providers.items() if n != "torch.compile"}
+        few = replace(
+            sweep,
+            providers=providers,
+            sweep={"n": [130]},
+            plan=replace(sweep.plan, seconds=0.001, device="cpu"),
+        )
+        assert few.run().ok, name
 
 
 def test_gradients_are_timed_and_compared() -> None:

@@ -193,6 +193,10 @@ class Benchmark:
     def _kernel(self) -> Kernel | None:
         return next((k for p in self.providers.values() if (k := kernel_inside(p))), None)
 
+    @property
+    def _first(self) -> Call:
+        return self._kernel or next(iter(self.providers.values()))
+
     def _at(self, sizes: dict[str, int]) -> Iterator[Row]:
         where, plan = self.plan.where, self.plan
         made = self.make(**sizes)
@@ -205,7 +209,7 @@ class Benchmark:
         for name, provider in self.providers.items():
             try:
                 calls[name], found = prepared(provider, args, plan.backward)
-                failure = unlike(expected, found)
+                failure = unlike(expected, found, functools.partial(self._noisy, args))
                 count = 1 if plan.cold or where.type == "cuda" else repeats(calls[name])
                 calls[name] = repeated(calls[name], count)
                 kept()
@@ -234,7 +238,7 @@ class Benchmark:
         """What the first kernel computes in float64, or in the arguments' own dtypes where it is
         for these alone; what the first provider does, where there is no kernel. Whole numbers, the
         place of the largest element say, are those of the own dtypes."""
-        first = self._kernel or next(iter(self.providers.values()))
+        first = self._first
         own = prepared(first, args, self.plan.backward)[1]
         double = tuple(compare.widened(v) if isinstance(v, torch.Tensor) else v for v in args)
         try:
@@ -242,6 +246,23 @@ class Benchmark:
         except Exception:  # annotations may name a dtype: what is wrong besides, the row says
             return own
         return [e if compare.is_inexact(e) else o for e, o in zip(exact, own, strict=True)]
+
+    def _noisy(self, args: tuple[Any, ...]) -> list[list[torch.Tensor]]:
+        """What the first kernel computes in float64 of arguments that are off by some roundings,
+        twice: sums that cancel are off by as much in any order."""
+        amount = compare.noise_of(*(v.dtype for v in args if isinstance(v, torch.Tensor)))
+
+        def moved(value: Any, noise: float) -> Any:
+            if not compare.is_inexact(value):
+                return value
+            wide = compare.widened(value.detach()).cpu()
+            return compare.with_noise(wide, noise).to(value.device)
+
+        try:
+            return [prepared(self._first, tuple(moved(v, n) for v in args), self.plan.backward)[1]
+                    for n in (amount, -1.7 * amount)]  # fmt: skip
+        except Exception:  # annotations may name a dtype, as above
+            return []
 
 
 def prepared(
@@ -276,17 +297,25 @@ def prepared(
     return gradient, [t.detach() for t in gradient()]
 
 
-def unlike(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> str:
-    """How results differ from those that are expected; "" where they do not."""
+def unlike(
+    expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor],
+    noisy: Callable[[], Sequence[Sequence[torch.Tensor]]],
+) -> str:  # fmt: skip
+    """How results differ from those that are expected by more than ``noisy()`` ones do; "" where
+    they do not."""
     wanted, there = ([list(t.shape) for t in tensors] for tensors in (expected, found))
     if wanted != there:
         if len(wanted) != len(there):
             return f"{len(there)} tensors in place of {len(wanted)}"
         one, other = next((a, b) for a, b in zip(wanted, there, strict=True) if a != b)
         return f"shape {other} in place of {one}"
-    for one, other in zip(map(compare.parts, expected), map(compare.parts, found), strict=True):
+    pairs = zip(map(compare.parts, expected), map(compare.parts, found), strict=True)
+    for k, (one, other) in enumerate(pairs):
         most = compare.tolerance(one.dtype, other.dtype)
         good = compare.close(one.cpu().double(), other.cpu().double(), most)
+        if not good.all() and compare.is_inexact(one):
+            moved = [compare.parts(results[k]).cpu() for results in noisy()]
+            good = compare.allowed(one.cpu(), moved, other.cpu(), most)
         if not good.all():
             return str(compare.described("a result", one.cpu(), other.cpu(), good))
     return ""

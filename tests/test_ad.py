@@ -197,3 +197,18 @@ def test_kernels_are_transposed_on_tensors():
     assert torch.equal(b.detach(), left)
     assert a.is_leaf
     assert b.is_leaf
+
+
+def test_a_checked_tape_does_not_write_twice() -> None:
+    hits = torch.zeros(1, dtype=torch.float64)
+
+    @ti.kernel
+    def counted(hits: torch.Tensor):
+        for i in y:
+            total[None] += y[i]
+        hits[0] += 1.0
+
+    told = pytest.raises(KernelTypeError, match="would write to `hits` again")
+    with told, ti.ad.Tape(total, grad_check=[y]):
+        counted(hits)
+    assert hits.item() == 0

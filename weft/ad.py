@@ -117,7 +117,8 @@ class Tape(tape.Tape):
     ``grad_check``: fields. Along a random direction of each, the derivative is compared with
     central differences of the loss, a field of float64: the kernels that ran under the tape run
     again for them, on the values that the fields had at its begin. Raises ``AssertionError`` where
-    they differ by more than 1 %.
+    they differ by more than 1 %, and ``KernelTypeError`` for a kernel that writes to an argument
+    which is no field.
     """
 
     def __init__(
@@ -140,13 +141,23 @@ class Tape(tape.Tape):
                 help="write weft.field(weft.f64, ..., needs_grad=True)",
             )
         super().__enter__()
-        self._before = [(one, one.to_torch()) for one in Field.alive()]
+        try:
+            self._before = [(one, one.to_torch()) for one in Field.alive()]
+        except BaseException:  # no memory, say
+            self.end()
+            raise
         self._plain, here, within = Kernel.__call__, threading.get_ident(), False
 
         def noted(kernel: Kernel, *args: Any, **kwargs: Any) -> Any:
             nonlocal within
             if within or threading.get_ident() != here:
                 return self._plain(kernel, *args, **kwargs)
+            given = kernel.bind(args, kwargs).arguments
+            if own := [n for n in kernel.mutated if n in given and not isinstance(given[n], Field)]:
+                raise KernelTypeError(
+                    f"a tape that checks gradients runs kernels again, which would write to "
+                    f"`{own[0]}` again", kernel.span, help="write to a field",
+                )  # fmt: skip
             within = True
             self._calls.append(functools.partial(kernel, *args, **kwargs))
             try:
@@ -177,7 +188,7 @@ class Tape(tape.Tape):
         gradient = one.grad.to_torch()
         pairs: list[tuple[float, float]] = []
         for step in _STEPS:
-            direction = torch.rand(one.shape, dtype=one.dtype)
+            direction = torch.rand_like(gradient)
             own = float((gradient * direction).sum())
             high, low = (self._loss(one, direction * s) for s in (step, -step))
             found = (high - low) / (2 * step)

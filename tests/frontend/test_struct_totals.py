@@ -48,6 +48,9 @@ class Plain:
     low: float
     count: int
 
+    def clear(self):
+        self.low = 0.25
+
 
 def by_members(x):
     total = Moments(m=0.5)
@@ -68,7 +71,22 @@ def by_members(x):
     return total.p[0], total.p[1], total.m, total.inner.count, other.low, other.count
 
 
-@pytest.mark.parametrize("function", [typed, carried_on, in_order, by_members])
+def changed_before(x):
+    """What stands before a loop is done before its totals begin; names of members do not meet."""
+    other = Plain(1.0, 2)
+    other.clear()
+    a = weft.Struct(b_c=0.0, v=weft.Vector([1.0, 2.0]))
+    a_b = weft.Struct(c=1.0)
+    a.v.fill(0.5)
+    for i in range(x.shape[0]):
+        other.low += x[i, 0]
+        a.b_c += x[i, 1]
+        a_b.c += x[i, 2]
+        a.v += weft.Vector([x[i, 0], 1.0])
+    return other.low, a.b_c, a_b.c, a.v[0], a.v[1]
+
+
+@pytest.mark.parametrize("function", [typed, carried_on, in_order, by_members, changed_before])
 @pytest.mark.parametrize("n", [0, 7])
 @pytest.mark.parametrize("debug", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_struct_totals(function, n: int, debug: bool) -> None:

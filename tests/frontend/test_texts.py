@@ -12,7 +12,7 @@ import weft
 from tests.cuda.emulator import emulated
 from weft.codegen.cuda_target import CudaTarget, _directive
 from weft.codegen.emit import Emitter, Module
-from weft.errors import KernelAssertionError, KernelTypeError
+from weft.errors import KernelAssertionError, KernelSyntaxError, KernelTypeError
 from weft.ir.core import Op
 from weft.ir.types import ScalarType, f32, i32, i64
 from weft.tools.cross import compile_for
@@ -171,6 +171,17 @@ def formatted_draws() -> None:
 def mixed_numbering(x: weft.i32) -> None:
     for i in range(1):
         print("{} {0}".format(x, i))  # noqa: F523, F525
+
+
+@weft.kernel
+def malformed(x: weft.i32) -> None:
+    for _i in range(1):
+        print("{".format(x))  # noqa: F521
+
+
+def test_braces_that_do_not_match_are_told_with_their_line() -> None:
+    with pytest.raises(KernelSyntaxError, match=r"test_texts.py:\d+.*Single '{'"):
+        malformed(1)
 
 
 @pytest.mark.parametrize("call", [formatted_draws, lambda: mixed_numbering(1)])

@@ -26,7 +26,8 @@ pytestmark = pytest.mark.fuzz
 )
 def test_every_schedule_of_a_random_program_compiles(form: str) -> None:
     seeds = [Random().randrange(1 << 40) for _ in range(EACH)]
-    found, _ = every_schedule.failures(form, seeds)
+    found, compiled = every_schedule.failures(form, seeds)
+    assert compiled or form != "siblings", "each of them has loops for a grid"
     assert not found, "\n".join(f"{form} {seed}: {wrong}" for seed, wrong in found.items())
 
 

@@ -10,11 +10,16 @@ import pytest
 import torch
 
 import weft
+from benchmarks.matmul import matmul
 from examples.causal_conv import causal_conv
 from examples.softmax import softmax
 from tests.conftest import adapter
-from weft import webgpu
+from weft import compiler, webgpu
+from weft.codegen.shader import emit
 from weft.runtime import webgpu as device
+from weft.schedule.choose import candidate
+from weft.schedule.language import UnrollJam, only
+from weft.tools import cross
 
 pytestmark = [pytest.mark.webgpu]
 
@@ -88,6 +93,19 @@ def test_rows_that_do_not_fit_along_a_side_of_the_grid_fold(
     torch.testing.assert_close(softmax.on("webgpu")(x), x.softmax(1))
     (by,) = schedules(caplog)
     assert ("cooperate" in by) is shared
+
+
+def test_grids_of_whole_tiles_do_not_fold() -> None:
+    """A block more than there are tiles would write to the next row."""
+    tensors = [torch.empty(4, 4, device="meta") for _ in range(3)]
+    (loop,) = cross.lowered_loops(matmul, *tensors)
+    function = compiler.optimize(loop, matmul.options)
+    by = [candidate(text).schedule for text in emit.analyse(function, "wgsl").candidates]
+    folds: dict[bool, set[bool]] = {True: set(), False: set()}
+    for s in by:
+        form = emit.form(function, s, (32, 4, 1), 0, "wgsl", watch=False)
+        folds[only(s, UnrollJam) is not None].add(form.folds)
+    assert folds == {True: {False}, False: {True}}
 
 
 @pytest.mark.parametrize("size", [1, 3, 64, 100])

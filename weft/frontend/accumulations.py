@@ -49,27 +49,30 @@ def members(tree: ast.FunctionDef, scope: Scope) -> ast.FunctionDef:
     """The kernel whose loops accumulate into members of structs by variables of their own."""
     made: list[ast.stmt] = []
     structs: set[str] = set()
+    whole = _whole(tree)
     for node in tree.body:
         found = [*_members(node, structs)] if isinstance(node, ast.For) and structs else []
         if not found:
             if not isinstance(node, ast.For | ast.AugAssign):  # which leave a struct one
-                structs = (structs - set(bound_names(node))) | _struct(node, scope)
+                structs = (structs - set(bound_names(node))) | _struct(node, scope, whole)
             made.append(node)
             continue
         node = copy.deepcopy(node)
-        own: dict[str, ast.Attribute] = {}
+        own: dict[tuple[str, str], tuple[str, ast.Attribute]] = {}
         for update in ast.walk(node):
-            if isinstance(update, ast.AugAssign) and _member(update, structs) in found:
+            if isinstance(update, ast.AugAssign) and (at := _member(update, structs)) in found:
                 assert isinstance(update.target, ast.Attribute)
-                name = "weft_{}_{}".format(*_member(update, structs) or ())
-                own[name] = update.target
+                assert at is not None
+                name, _ = own.setdefault(at, (f"weft_{len(own)}_{at[0]}_{at[1]}", update.target))
                 update.target = ast.copy_location(ast.Name(name, ast.Store()), update.target)
-        hint = [made.pop()] if made and isinstance(made[-1], ast.Expr) else []
-        for name, place in own.items():
+        hints = len(made)
+        while hints and _is_hint(made[hints - 1], scope):
+            hints -= 1
+        for name, place in own.values():
             load = ast.Attribute(place.value, place.attr, ast.Load())
-            made.append(placed(ast.Assign([ast.Name(name, ast.Store())], load), node))
-        made += [*hint, node]
-        for name, place in own.items():
+            made.insert(hints, placed(ast.Assign([ast.Name(name, ast.Store())], load), node))
+        made.append(node)
+        for name, place in own.values():
             made.append(placed(ast.Assign([place], ast.Name(name, ast.Load())), node))
     if len(made) == len(tree.body):
         return tree
@@ -78,14 +81,33 @@ def members(tree: ast.FunctionDef, scope: Scope) -> ast.FunctionDef:
     return new
 
 
-def _struct(node: ast.stmt, scope: Scope) -> set[str]:
-    """The name that a statement makes a struct, if it does."""
+def _is_hint(node: ast.stmt, scope: Scope) -> bool:
+    """Whether it is a call of ``loop_config``, which stays in front of its loop."""
+    match node:
+        case ast.Expr(value=ast.Call(func=func)):
+            return scope.called(func) == "loop_config"
+        case _:
+            return False
+
+
+def _whole(tree: ast.FunctionDef) -> set[str]:
+    """The names that are read otherwise than for one of their members."""
+    nodes = [*ast.walk(tree)]
+    parts = Counter(n.value.id for n in nodes
+                    if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name))  # fmt: skip
+    read = Counter(n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+    return {name for name, count in read.items() if count > parts[name]}
+
+
+def _struct(node: ast.stmt, scope: Scope, whole: set[str]) -> set[str]:
+    """The name that a statement makes a struct, if it does. A dataclass may have two names where it
+    is read as a whole, one of which loops would see change: not these."""
     match node:
         case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=func)):
             kind = scope.resolve(func)
             parameters = getattr(kind, "__dataclass_params__", None)
-            makes = getattr(kind, "weft_struct", parameters is not None and not parameters.frozen)
-            return {name} if makes is True else set()
+            is_own = parameters is not None and not parameters.frozen and name not in whole
+            return {name} if getattr(kind, "weft_struct", is_own) is True else set()
         case _:
             return set()
 

@@ -40,7 +40,10 @@ class Text:
 
     def node(self, node: ast.expr) -> None:
         """What ``str(node)`` is; ``node`` may be an f-string, or ``"...".format(...)``."""
-        node = _as_joined(node)
+        try:
+            node = _as_joined(node)
+        except ValueError as error:
+            raise KernelSyntaxError(str(error), self.cx.span(node)) from error
         if not isinstance(node, ast.JoinedStr):
             self.operand(self.cx.expression(node))
             return
@@ -162,7 +165,8 @@ def printed(cx: Lowering, node: ast.Call) -> Operand:
 
 def _as_joined(node: ast.expr) -> ast.expr:
     """``"{} {name:.3f}".format(a, name=b)`` as the f-string that it is. Others stay, and so do
-    those that have more than numbers and names in their braces."""
+    those that have more than numbers and names in their braces. Raises ``ValueError`` where braces
+    do not match."""
     match node:
         case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(template)), attr="format")):
             given: dict[str, ast.expr] = {str(k): arg for k, arg in enumerate(node.args)}

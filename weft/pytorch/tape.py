@@ -318,8 +318,8 @@ def transposed(kernel: KernelLike, args: tuple[Any, ...], kwargs: dict[str, Any]
     """``kernel.grad(...)`` of Taichi: the gradients of the fields that a call writes to are carried
     over to those that it reads. The values of the fields are as they were before. A field that is
     written has the gradient with respect to its values before the call then (0 where the call
-    overwrites them). So have arguments that are tensors with ``requires_grad``, whose ``grad`` is 0
-    where there is none. Raises ``KernelTypeError`` under a tape."""
+    overwrites them). So have arguments that are tensors with ``requires_grad`` (themselves, not in
+    an object), whose ``grad`` is 0 where there is none. Raises ``KernelTypeError`` under a tape."""
     fields = tuple(Field.alive())
     # Also where nothing is recorded around: in backward. The fields' values are as they were.
     with torch.enable_grad(), _unsafe_preserve_version_counter(fields):

@@ -36,7 +36,7 @@ from weft.ir.writes import loaded, written
 from weft.schedule import analyse as analysis
 from weft.schedule import language
 from weft.schedule.apply_cuda import apply_cuda
-from weft.schedule.choose import candidate
+from weft.schedule.choose import candidate, for_large_calls
 from weft.schedule.grid import threads_of
 from weft.schedule.guards import Clusters
 from weft.schedule.language import (
@@ -69,20 +69,20 @@ def compile_shader(function: Function, dialect: str, *, watch: bool = False) -> 
     loops too early, which is then an error. Raises ``UnsupportedInShaderError``."""
     facts = analyse(function, dialect)
     found = [candidate(text).schedule for text in facts.candidates]
-    usual = next(s for s in found if not any(isinstance(step, _SPECIAL) for step in s))
+    usual = for_large_calls(facts.candidates, 0)
     wanted = [usual] if only(found[-1], IndexWidth) or usual == found[-1] else [usual, found[-1]]
     forms = [form(function, s, _threads(s), 0, dialect, watch=watch) for s in wanted]
     return ShaderCode(dialect, facts, tuple(forms))
 
 
-# What is for calls of some sizes only, or for groups of threads.
-_SPECIAL = (Cooperate, Prefetch, Privatize, UnrollJam)
 # What no shader has: numbers of 64 bits of a product, stores past caches, and lanes.
 _MISSING = (FastDivision, StreamingStores, Scan)
 _TALL = 16  # iterations that a thread of a staged tile computes
 _MOST_AHEAD = 8  # turns
 # Steps by which threads wait for each other: a check that fails ends one of them.
 _WAITING = (Cooperate, Privatize, language.Stage, RegisterWindow)
+# Steps by which each block has its part, and no block is there without one.
+_EXACT = (UnrollJam, language.Stage, RegisterWindow)
 
 
 def analyse(function: Function, dialect: str) -> ShaderFacts:
@@ -167,7 +167,8 @@ def form(
         spoken = {"wgsl": WGSL, "msl": MSL}[dialect]
         made = [_stage(s, function, threads, private, spoken, wide, watch) for s in stages]
     shared = max(n for _, n in made)
-    folded = all(map(folds, stages))
+    exact = any(isinstance(step, _EXACT) for step in schedule)
+    folded = not exact and all(map(folds, stages))
     return Form(show(schedule), wide, threads, shared, tuple(s for s, _ in made), word, folded)
 
 

@@ -158,6 +158,10 @@ def test_only_what_is_inside_of_the_ranges_behind_the_first_ones_counts() -> Non
         ("a", 21), ("a", 41), ("k", 36),
     ]  # fmt: skip
     assert events.within(every, "step", 3) == []
+    every += [replace(event("step", b), duration=3) for b in (3, 22)]  # inside of others
+    assert events.within(every, "step", 1)[0].begin == 20
+    assert ("a", 31) not in {(e.name, e.begin) for e in events.within(every, "step", 1)}
+    assert ("a", 21) in {(e.name, e.begin) for e in events.within(every, "step", 1)}
     assert events.within(every, "stop", 0) == []
 
 
@@ -458,6 +462,40 @@ def test_nsys_sums_become_a_table() -> None:
     assert profilers.nsys_table(["SKIPPED: no kernels"], {}).rows == ()
 
 
+# Words of Nsight Systems 2023.4 and 2025.
+@pytest.mark.parametrize(("report", "stats", "told"), [
+    ("nsys-rep", "Time (%),Total Time (ns),Instances,Name\n100.0,2000,2,weft_doubled_0\n", ""),
+    ("nsys-rep", "SKIPPED: report.sqlite does not contain CUDA kernel data.\n",
+     "nsys saw no kernel of a GPU in ranges 'round' behind the first 1"),
+    ("nsys-rep", "\nERROR: Report 'cuda_gpu_kern_sum.py' encountered an internal error: No module",
+     "nsys stats: ERROR: Report 'cuda_gpu_kern_sum.py' encountered an internal error: No module"),
+    ("qdstrm", "", "nsys recorded the program, but its QdstrmImporter made no report of that: "
+                   "QdstrmImporter: error while loading shared libraries: libssh.so"),
+    ("", "", "nsys wrote nothing: on no GPU was anything done in ranges 'round' behind the first"),
+])  # fmt: skip
+def test_what_nsys_did_is_said(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    report: str, stats: str, told: str,
+) -> None:  # fmt: skip
+    """Its exit code is 0 in each of these."""
+    for folder in ("bin", "host-linux-x64"):
+        (tmp_path / folder).mkdir()
+    fake(tmp_path / "bin", "nsys", f"""
+words = sys.argv[1:]
+if words[0] == "stats":
+    print({stats!r}, end="")
+elif {report!r}:
+    pathlib.Path(words[words.index("-o") + 1]).with_suffix(".{report}").touch()
+""")  # fmt: skip
+    said = "QdstrmImporter: error while loading shared libraries: libssh.so"
+    fake(tmp_path / "host-linux-x64", "QdstrmImporter", f"print({said!r}); sys.exit(127)")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    done = run("--nsys", "--range", "round", script, "1", "0")
+    assert done.exit_code == 0, done.output
+    assert ("nsys: kernels\nkernel" in done.output) == (not told)
+    assert f"note: {told}" in done.output if told else "note: nsys" not in done.output
+
+
 def test_perfs_samples_are_put_on_lines() -> None:
     text = " 11  7f00 [unknown]\n 12  7f08 [unknown]\n 11 aa _PyEval\n garbage\n 11  7f08 x\n"
 
@@ -535,6 +573,28 @@ def test_what_threads_were_busy_for() -> None:
     assert cpu.teams().cell.value == cpu.teams().usual, "it is as before"
     for out in got:
         torch.testing.assert_close(out, want)
+
+
+def test_threads_are_those_of_the_ranges_that_count() -> None:
+    if not cpu.teams().address:
+        pytest.skip("the jump to OpenMP is for x86-64")
+    x = torch.rand(400, 3000)
+
+    def program() -> None:
+        for _ in range(4):
+            with weft.profile.range("step"), weft.profile.range("step"):
+                decayed(x, 0.5)
+            decayed(x, 0.5)
+
+    threads, watchers = torch.get_num_threads(), [*profile.watchers]
+    torch.set_num_threads(2)
+    try:
+        launches = [profile.recorded(program, name=name, skip=1).shared[0].launches
+                    for name in ("step", "absent")]  # fmt: skip
+    finally:
+        torch.set_num_threads(threads)
+    assert launches == [3, 8]
+    assert profile.watchers == watchers
 
 
 def test_perf_is_told_of_code_and_lines(tmp_path: Path) -> None:

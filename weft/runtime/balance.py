@@ -8,6 +8,7 @@ runs, are not among them.
 from __future__ import annotations
 
 import array
+from collections.abc import Sequence
 from typing import Self
 
 from weft.codegen.libraries import address_of
@@ -140,14 +141,19 @@ class Balance:
         """Records for which there was no room."""
         return max(0, self._counters[1] - _MOST)
 
-    def shared(self) -> list[Shared]:
-        """What was measured, by loops, those that took longest first."""
+    def shared(self, spans: Sequence[tuple[int, int]] = ()) -> list[Shared]:
+        """What was measured, by loops, those that took longest first. ``spans``: only launches that
+        began within one of these, each from and to a ``time.monotonic_ns()``; all, where there are
+        none."""
         launches: dict[int, list[tuple[int, ...]]] = {}
         for k in range(min(self._counters[1], _MOST)):
             record = tuple(self._records[_WORDS * k : _WORDS * (k + 1)])
             launches.setdefault(record[0], []).append(record)
         found: dict[tuple[str, int], list[list[tuple[int, ...]]]] = {}
         for records in launches.values():
+            began = min(r[4] for r in records)
+            if spans and not any(begin <= began <= end for begin, end in spans):
+                continue
             _, chunk, size, *_ = records[0]
             found.setdefault((LOADED.at(chunk) or "?", size), []).append(records)
         every: list[Shared] = []

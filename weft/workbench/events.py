@@ -201,9 +201,14 @@ def events(results: Any) -> list[Event]:
 
 def within(every: Sequence[Event], name: str, skip: int) -> list[Event]:
     """The events that begin inside of the ranges ``name``, the first ``skip`` of which are left
-    out. Kernels of a GPU run later than what launches them: from the first of these on, all."""
-    spans = sorted((e.begin, e.begin + e.duration) for e in every
-                   if e.name == name and e.device == "cpu")[skip:]  # fmt: skip
+    out; those inside of one are part of it. Kernels of a GPU run later than what launches them:
+    from the first of these on, all."""
+    spans: list[tuple[int, int]] = []
+    for begin, end in sorted((e.begin, e.begin + e.duration) for e in every
+                             if e.name == name and e.device == "cpu"):  # fmt: skip
+        if not spans or begin >= spans[-1][1]:
+            spans.append((begin, end))
+    spans = spans[skip:]
     if not spans:
         return []
     starts = [begin for begin, _ in spans]

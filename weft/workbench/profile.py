@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,24 @@ class Profile:
                 **{name: table.data() for name, table in self.others}}  # fmt: skip
 
 
+class Spans:
+    """When ranges ``name`` began and ended, by ``time.monotonic_ns()``; not those inside of one of
+    them."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.found = name, list[tuple[int, int]]()
+        self._depth, self._begin = 0, 0
+
+    def __call__(self, name: str, begins: bool) -> None:
+        if name != self.name:
+            return
+        self._depth += 1 if begins else -1
+        if begins and self._depth == 1:
+            self._begin = time.monotonic_ns()
+        if not begins and self._depth == 0:
+            self.found.append((self._begin, time.monotonic_ns()))
+
+
 class Profiler:
     """``weft.profile(call, *args)`` and ``weft.profile.range(name)``. ``watchers`` are told of the
     begin (True) and the end (False) of each range."""
@@ -133,7 +152,8 @@ class Profiler:
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
         notes, told = Notes({}, {}), list[str]()
         token = noting.set(notes.note)
-        balance, error = Balance(), ""
+        balance, error, spans = Balance(), "", Spans(name)
+        self.watchers.append(spans)
         try:
             with torch.profiler.profile(activities=kinds, record_shapes=True, profile_memory=True,
                                         acc_events=True) as found, balance:  # fmt: skip
@@ -142,6 +162,7 @@ class Profiler:
                     torch.cuda.synchronize()
         finally:
             noting.reset(token)
+            self.watchers.remove(spans)
         results = found.profiler.kineto_results if found.profiler is not None else None
         every = events.events(results) if results is not None else []
         if name:
@@ -164,7 +185,8 @@ class Profiler:
         listed = sorted(events.entries(every, costs), key=lambda e: -e.own)
         loops = tuple((name, Path(place).name) for name, (_, _, place) in costs.loops.items())
         return Profile(
-            tuple(listed), tuple(balance.shared()), (), tuple(told), rows, error, loops
+            tuple(listed), tuple(balance.shared(spans.found[skip:])), (), tuple(told), rows, error,
+            loops,
         )  # fmt: skip
 
     @staticmethod

@@ -314,17 +314,40 @@ def _nsys(asked: Asked, folder: Path) -> Found:
                          lines=False)  # fmt: skip
     files = sorted(folder.glob("report*.nsys-rep"))
     if not files:
-        return Found(note=why or "nsys wrote nothing")
+        return Found(note=why or _not_imported(folder) or "nsys wrote nothing: on no GPU was "
+                     f"anything done{_within(asked)}")  # fmt: skip
     texts: list[str] = []
     for saved in files:
-        text, why = _called(["nsys", "stats", "--report", "cuda_gpu_kern_sum", "--format", "csv",
+        told, why = _called(["nsys", "stats", "--report", "cuda_gpu_kern_sum", "--format", "csv",
                              "--output", "-", "--force-export", "true", str(saved)],
                             "nsys stats", lines=False)  # fmt: skip
-        if why:
-            return Found(note=why)
-        texts.append(text.text)
-    table = nsys_table(texts, asked.places)
-    return Found((("nsys: kernels", table),), _cut("nsys", asked, ended))
+        wrong = [line for line in told.text.splitlines() if line.startswith("ERROR: ")]
+        if why or wrong:  # of a report, nsys does not tell by its exit code
+            return Found(note=why or f"nsys stats: {wrong[0]}")
+        texts.append(told.text)
+    table, cut = nsys_table(texts, asked.places), _cut("nsys", asked, ended)
+    if not table.rows:
+        return Found(note=cut or f"nsys saw no kernel of a GPU{_within(asked)}")
+    return Found((("nsys: kernels", table),), cut)
+
+
+def _within(asked: Asked) -> str:
+    return f" in ranges {asked.name!r} behind the first {asked.skip}" if asked.name else ""
+
+
+def _not_imported(folder: Path) -> str:
+    """Why nsys made no report of what it recorded; "" where it recorded nothing. Its importer,
+    which is a program of its own beside it, may lack a library: nsys itself says "unknown
+    error"."""
+    if not any(folder.glob("*.qdstrm")):
+        return ""
+    note = "nsys recorded the program, but its QdstrmImporter made no report of that"
+    root = Path(place_of("nsys")).resolve().parent.parent
+    for importer in sorted(root.glob("host-*/QdstrmImporter")):
+        ended = run_until([str(importer), "--version"], 10.0, os.environ)
+        if ended.code:
+            return f"{note}: {' '.join(ended.text.strip().splitlines()[-3:])}"
+    return f"{note}; `nsys --version` and that of the importer should be one"
 
 
 def nsys_table(texts: Sequence[str], places: Mapping[str, str]) -> Table:

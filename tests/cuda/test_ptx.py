@@ -314,10 +314,12 @@ def test_no_division_finds_the_indices() -> None:
 def test_architectures() -> None:
     assert architecture((9, 0)) == architecture("90") == architecture("sm_90a") == "sm_90"
     assert architecture((8, 8)) == "sm_87"
+    assert architecture((99, 0)) == "sm_121", "a GPU that is here"
     with pytest.raises(UnsupportedArchitectureError, match="sm_61 is too old"):
         architecture("sm_61")
-    with pytest.raises(UnsupportedArchitectureError, match="'hopper' is no architecture"):
-        architecture("hopper")
+    for name in ("hopper", "sm_9000", "sm_91", ""):
+        with pytest.raises(UnsupportedArchitectureError, match=f"^'{name}' is no .* sm_89, sm_90,"):
+            architecture(name)
 
 
 @weft.kernel

@@ -56,6 +56,7 @@ def test_inspect_for_a_gpu_that_is_not_here() -> None:
     ("words", "told"),
     [
         (("--stage", "hoist"), "there is no stage 'hoist'\nhelp: there are source, ir, index sets"),
+        (("--gpu", "sm_9000"), "--gpu: 'sm_9000' is no architecture that is known: there are"),
         (("--size", "q=3"), "'q' is no size of mixed\nhelp: there are t, b"),
         (("--size", "t=3,4"), "write one number"),
         (("--size", "t=3", "--args", "1"), "sizes are for arguments that are made"),

@@ -45,7 +45,8 @@ class UnsupportedArchitectureError(WeftError, ValueError):
 
 
 def architecture(name: str | tuple[int, int]) -> str:
-    """``sm_90`` for "sm_90", "90" or a capability (9, 0): the newest known one that runs there.
+    """``sm_90`` for "sm_90", "90" or a capability (9, 0): of a GPU that is newer than those known,
+    the newest one that runs there; a name has to be known.
 
     Raises ``UnsupportedArchitectureError``.
     """
@@ -53,11 +54,12 @@ def architecture(name: str | tuple[int, int]) -> str:
         number = 10 * name[0] + name[1]
     else:
         match = re.fullmatch(r"(?:sm_|compute_)?(\d+)[af]?", name)
-        if match is None:
+        number = int(match.group(1)) if match else 0
+        if match is None or (number not in KNOWN and number >= LEAST):
             raise UnsupportedArchitectureError(
-                f"{name!r} is no architecture: write it like 'sm_90'"
+                f"{name!r} is no architecture that is known: there are "
+                f"{', '.join(f'sm_{k}' for k in KNOWN)}"
             )
-        number = int(match.group(1))
     usable = [k for k in KNOWN if k <= number]
     if not usable:
         raise UnsupportedArchitectureError(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from weft import compiler
-from weft.codegen.launching import architecture
+from weft.codegen.launching import UnsupportedArchitectureError, architecture
 from weft.frames import user_frames
 from weft.kernel import Kernel, kernel_inside
 from weft.pytorch.fake import fake_launchers
@@ -114,7 +114,10 @@ def compiled_loops(
     device = next((v.device for v in given if isinstance(v, torch.Tensor) and v.is_cuda), None)
     if not gpu and device is None:
         return inspected(kernel.parts.host, launchers, given, {}, explained).loops
-    arch = architecture(gpu or "sm_{}{}".format(*torch.cuda.get_device_capability(device)))
+    try:
+        arch = architecture(gpu or torch.cuda.get_device_capability(device))
+    except UnsupportedArchitectureError as error:
+        raise UsageError(f"--gpu: {error}" if gpu else str(error)) from None
 
     def visit(launcher: Launcher, values: tuple[Any, ...]) -> compiler.Stages:
         specs, rows = launcher.forms.specs(values), table(launcher, values, "cuda", None)

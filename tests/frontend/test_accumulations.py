@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+
 import pytest
 import torch
 
@@ -175,3 +178,22 @@ def test_a_tensor_is_no_variable() -> None:
         of_tensor(torch.zeros(3), torch.zeros(()))
     assert info.value.message == "an atomic on `s`, which is a tensor of 0 dimensions"
     assert info.value.help == "write s[None], its element"
+
+
+@pytest.mark.parametrize("how", ["add", "min", "max", "xor"])
+def test_atomics_on_what_the_host_part_read_from_a_field(how: str) -> None:
+    atomic = getattr(weft, f"atomic_{how}")
+
+    @weft.kernel
+    def reduced(x: weft.template()) -> weft.i32:
+        s = x[0]
+        for i in range(1, 9):
+            atomic(s, x[i])
+        return s
+
+    x = weft.field(weft.i32, 9)
+    x.from_torch(torch.randint(-99, 99, (9,), dtype=torch.int32))
+    expected = {"add": x.sum, "min": x.min, "max": x.max}
+    values = [int(v) for v in x.to_numpy()]
+    wanted = functools.reduce(operator.xor, values) if how == "xor" else int(expected[how]())
+    assert reduced(x) == reduced.interpret(x) == wanted

@@ -30,7 +30,7 @@ _OPERATORS: dict[str, ast.operator] = {
     "atomic_add": ast.Add(), "atomic_sub": ast.Sub(), "atomic_mul": ast.Mult(),
     "atomic_and": ast.BitAnd(), "atomic_or": ast.BitOr(), "atomic_xor": ast.BitXor(),
 }  # fmt: skip
-_EXTREMES = {"atomic_max": "max", "atomic_min": "min"}
+_EXTREMES = ("atomic_max", "atomic_min")
 
 
 def atomics(source: FunctionSource, scope: Scope) -> ast.FunctionDef:
@@ -209,8 +209,10 @@ def _assignments(node: ast.stmt, scope: Scope) -> list[ast.stmt] | None:
     target = ast.Name(name, ast.Store())
     if own in _OPERATORS:
         made: ast.stmt = ast.AugAssign(target, _OPERATORS[own], value)
-    elif own in _EXTREMES and isinstance(func, ast.Attribute):
-        extreme = ast.Attribute(func.value, _EXTREMES[own], ast.Load())  # NaN where either is
+    elif own in _EXTREMES:
+        extreme = ast.Attribute(
+            func, own.removeprefix("atomic_"), ast.Load()
+        )  # NaN where either is
         made = ast.Assign([target], ast.Call(extreme, [call.args[0], value], []))
     else:
         return None

@@ -279,7 +279,9 @@ def _before(cx: Lowering, node: ast.For, name: str) -> tuple[Operand, TotalKind]
     before = cx.frame.lookup(name, cx.span(node), cx.guards)
     is_scalar = dtype_of(before) is not None or is_complex(before)
     atomic = next((n for s in node.body for n in ast.walk(s) if _is_atomic(n, name)), None)
-    if atomic is not None and isinstance(before, Tensor):
+    # A number that the host part has read from a field is a tensor, too: `s = x[0]`.
+    given = any(a.name == name and a.parameter is not None for a in cx.region.args)
+    if atomic is not None and isinstance(before, Tensor) and (given or before.rank):
         raise KernelTypeError(
             f"an atomic on `{name}`, which is {describe(before)}", cx.span(atomic),
             help=f"write {name}[None], its element",

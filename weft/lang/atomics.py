@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from weft.errors import KernelTypeError
+from weft.lang import math
 from weft.lang.dtypes import EIGHT_BITS, Scalar, quietly, tensor_of
 from weft.lang.elements import Elementwise
 
@@ -114,3 +115,7 @@ def atomic_cas(x: Any, expected: Any, desired: Any) -> Scalar:
 
 atomic_and = atomic_and_
 atomic_or = atomic_or_
+
+
+# What each is of a variable, which the frontend writes for it.
+vars(atomic_max)["max"], vars(atomic_min)["min"] = math.max, math.min

@@ -4,6 +4,7 @@ words a meaning (``metal/metal_stdlib``), run over the grid."""
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import shutil
 import subprocess
@@ -83,14 +84,7 @@ class Metal:
         self, stage: Stage, name: str, threads: tuple[int, int, int], *, free: bool
     ) -> Run:
         self.texts += 1
-        x, y, z = threads
-        arguments = "".join(f"Any{{buffers[{k}]}}, " for k in range(len(stage.buffers)))
-        run = FIBERS if "threadgroup_barrier" in stage.text else PLAIN
-        harness = HARNESS.format(
-            entry=ENTRY, arguments=arguments, x=x, y=y, xy=x * y,
-            run=run.format(threads=x * y * z),
-        )  # fmt: skip
-        return compiled(stage.text + harness)
+        return harnessed(stage.text, ENTRY, len(stage.buffers), threads)
 
     def read_into(self, buffer: Any, address: int, size: int) -> None:
         ctypes.memmove(address, buffer, size)
@@ -117,6 +111,18 @@ class Metal:
             assert run(places, *grid) == 0, "a barrier that some threads of a block do not come to"
 
 
+def harnessed(text: str, entry: str, count: int, threads: tuple[int, int, int]) -> Run:
+    """What runs ``entry`` with so many buffers on a grid of blocks of ``threads``."""
+    x, y, z = threads
+    arguments = "".join(f"Any{{buffers[{k}]}}, " for k in range(count))
+    run = FIBERS if "threadgroup_barrier" in text else PLAIN
+    harness = HARNESS.format(
+        entry=entry, arguments=arguments, x=x, y=y, xy=x * y, run=run.format(threads=x * y * z)
+    )
+    return compiled(text + harness)
+
+
+@functools.cache
 def compiled(text: str) -> Run:
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
     with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,7 @@ from examples.softmax import softmax
 from tests.conftest import adapter
 from weft import compiler, webgpu
 from weft.codegen.shader import emit
-from weft.runtime import webgpu as device
+from weft.runtime import shaders
 from weft.schedule.choose import candidate
 from weft.schedule.language import UnrollJam, only
 from weft.tools import cross
@@ -85,10 +85,10 @@ def test_rows_that_do_not_fit_along_a_side_of_the_grid_fold(
     rows: int, shared: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     side = 5  # in place of 65,535
-    narrow = replace(device._NARROW, blocks=(side, side, side))
-    monkeypatch.setattr(device, "_MOST_SIDE", side)
-    monkeypatch.setattr(device, "_NARROW", narrow)
-    monkeypatch.setattr(device, "_MACHINE", replace(narrow, blocks=(1 << 31, side, side)))
+    narrow = replace(shaders._NARROW, blocks=(side, side, side))
+    monkeypatch.setattr(shaders, "_MOST_SIDE", side)
+    monkeypatch.setattr(shaders, "_NARROW", narrow)
+    monkeypatch.setattr(shaders, "_MACHINE", replace(narrow, blocks=(1 << 31, side, side)))
     x = torch.randn(rows, 300)
     torch.testing.assert_close(softmax.on("webgpu")(x), x.softmax(1))
     (by,) = schedules(caplog)

@@ -6,234 +6,43 @@ the device, runs it, and copies back what it changed.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-import hashlib
 import logging
-import math
 import struct
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
 from itertools import pairwise
 from typing import Any
 
-import torch
-
-from weft import timing
-from weft.codegen.interface import Slot
-from weft.codegen.shading import FIRST, INT64, MOST_TURNS, STOPPED, Form, ShaderFacts, Stage
-from weft.errors import KernelValueError
-from weft.ir.core import Function
+from weft.codegen.shading import Form
 from weft.lang.resident import BOTH, DEVICE, HOST, Home
-from weft.runtime import build, native
-from weft.runtime.arguments import sizes_of
-from weft.runtime.cache import from_json, to_json
+from weft.runtime import build
+from weft.runtime.shaders import ERROR_WORDS, Compiled, Language, Launch
 from weft.runtime.webgpu_device import Device, WebGpuError, device
-from weft.schedule.choose import Choice, alignments, choose
-from weft.schedule.grid import THREADS, Dims, left_by
-from weft.schedule.language import Privatize, Schedule, brief, only, show
-from weft.schedule.machine import GpuMachine
-from weft.schedule.sizes import Array, Sizes
-from weft.settings import rarely_collected
-from weft.values import frozen, mutable
+from weft.schedule.choose import Choice
+from weft.values import frozen
 
-log = logging.getLogger("weft.schedule")
 log_launch = logging.getLogger("weft.launch")
 
-_SPECIAL = struct.pack("<ffff", math.inf, -math.inf, math.nan, 0.0)
-_ERROR_WORDS = 18
-_MOST_SIDE = 65535  # blocks along a side of a grid
 _MOST_BINDINGS, _MOST_LAUNCHES = 64, 1024  # of a call that are kept
 
 
-@frozen
-class Wanted:
-    """Which form runs. ``private``: elements of the array that each block has a copy of."""
+class WebGpu(Language):
+    """Shaders in WGSL, for the device of this process; or what tests ask for."""
 
-    schedule: Schedule
-    threads: Dims
-    private: int
-
-
-# What no size of a call says: how far schedules go is that of a large GPU, on any device, so that
-# they all compute the same.
-_NARROW = GpuMachine(clusters=False, lanes=False, blocks=(_MOST_SIDE, _MOST_SIDE, _MOST_SIDE))
-# Most grids fold: what does not fit along x is along z.
-_MACHINE = replace(_NARROW, blocks=(2**31 - 1, _MOST_SIDE, _MOST_SIDE))
-
-
-@mutable
-class Compiled(build.Made):
-    """A loop as shaders: by each schedule, for blocks of some threads and with so many elements of
-    a block's own copy of an array. What ``forms`` has None for, this device does not run."""
-
-    facts: ShaderFacts
-    language: WebGpu
-    on: Device
-    optimized: Function | None = None
-    forms: dict[Wanted, Form | None] = field(default_factory=dict)
-    pipelines: dict[tuple[Wanted, int], Any] = field(default_factory=dict)
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        return self.facts.slots
-
-    def bound(
-        self, tensors: Sequence[torch.Tensor], error: build.Failure, *, brief: bool
-    ) -> tuple[Callable[[bytes], object], native.Direct | None]:
-        if self.facts.prints:
-            name = self.loop.summary.name
-            warnings.warn(f"`{name}` prints, which a shader cannot: nothing is shown", stacklevel=2)
-        return Call(self, self.on, error), None
-
-    def ran(self, call: Any) -> tuple[str, bool]:
-        if call.choice is None:  # there was nothing to do
-            return "", True
-        return f"{show(call.choice.schedule)}, workgroups of {call.choice.block}", True
-
-    def chosen(self, sizes: Sizes) -> tuple[Choice, Wanted, Form]:
-        """The first candidate whose guards hold, and that this device runs; the last one where
-        none is."""
-        most = self.on.limits["max-compute-invocations-per-workgroup"]
-        left, machine = list(self.facts.candidates), _MACHINE
-        while True:
-            choice = choose(left, sizes, machine, min(most, 2 * THREADS))
-            wanted = Wanted(choice.schedule, choice.block, _elements(choice, sizes))
-            last = choice.place + 1 == len(left)
-            if math.prod(choice.block) <= most or last:
-                form = self.form(wanted)
-                if form is not None and _folded(choice.grid, form) is not None:
-                    return choice, wanted, form
-                if form is not None and machine is not _NARROW:
-                    machine = _NARROW
-                    continue
-            assert not last
-            del left[: choice.place + 1]
-
-    def form(self, wanted: Wanted) -> Form | None:
-        """The text of a form: from memory, the disk cache, or compiled; None where this device does
-        not run it."""
-        if wanted not in self.forms:
-            self.forms[wanted] = self._fitting(self._form(wanted), wanted)
-        return self.forms[wanted]
-
-    def _form(self, wanted: Wanted) -> Form | None:
-        job, cache, language = self.job, self.job.cache, self.language
-        what = f"{show(wanted.schedule)} {wanted.threads} {wanted.private}"
-        key = hashlib.sha256(f"{job.key} {what}".encode()).hexdigest()
-        entry = cache.load(key) if cache is not None else None
-        if entry is not None:
-            with contextlib.suppress(ValueError):
-                return from_json(Form, entry[0]["form"]) if entry[0]["form"] else None
-        # Passes and code generation are not imported where the cache has the code.
-        from weft import compiler as pipeline  # a door of the compiler
-
-        with rarely_collected, timing.record() as recording:
-            if self.optimized is None:
-                self.optimized = pipeline.optimize(job.loop.function, job.options)
-            made = pipeline.shader_form(
-                self.optimized, wanted.schedule, wanted.threads, wanted.private,
-                language.dialect, watch=self.on.ends_loops,
-            )  # fmt: skip
-        build.log_stages(self.loop.summary.name, brief(wanted.schedule), recording)
-        if cache is not None:
-            cache.store(key, {"form": None if made is None else to_json(made)}, b"")
-        return made
-
-    def _fitting(self, form: Form | None, wanted: Wanted) -> Form | None:
-        """``form`` if the device has so much memory for a block. The last candidate is none that
-        another follows."""
-        most = self.on.limits.get("max-compute-workgroup-storage-size", (form and form.shared) or 0)
-        return form if form is None or form.shared <= most else None
-
-    def pipeline(self, wanted: Wanted, stage: int, *, free: bool) -> Any:
-        key = wanted, stage
-        found = self.pipelines.get(key)
-        if found is None:
-            form = self.form(wanted)
-            assert form is not None
-            with rarely_collected, timing.stage("load"):
-                found = self.pipelines[key] = self._made(form.stages[stage], form.threads, free)
-        return found
-
-    def _made(self, stage: Stage, threads: Dims, free: bool) -> Any:
-        on, name = self.on, self.loop.summary.name
-        missing = [f for f in stage.features if f not in on.features]
-        if missing:
-            what = "integers" if missing[0] == INT64 else "floats"
-            raise WebGpuError(
-                f"the loop of `{name}` computes with {what} of 64 bits, which {on.name} does not "
-                "have: pass tensors and numbers of 32 bits (weft.i32, weft.f32)"
-            )
-        most = on.limits["max-storage-buffers-per-shader-stage"]
-        count = sum(buffer != "params" for buffer in stage.buffers)
-        if count > most:
-            raise WebGpuError(
-                f"the loop of `{name}` needs {count} buffers, and {on.name} has at "
-                f"most {most} in a shader: use fewer tensors"
-            )
-        most = on.limits["max-compute-invocations-per-workgroup"]
-        if math.prod(threads) > most:
-            raise WebGpuError(
-                f"the loop of `{name}` runs in blocks of {math.prod(threads)} threads, and "
-                f"{on.name} has blocks of {most} at most: run it on a CPU"
-            )
-        return on.pipeline(stage, name, threads, free=free)
-
-
-class WebGpu:
-    """Shaders in ``dialect`` for what ``device`` gives."""
-
-    version = 6
+    version, error = 6, WebGpuError
 
     def __init__(
         self, name: str = "webgpu", dialect: str = "wgsl", device: Callable[[], Device] = device
     ) -> None:
-        self.name, self.dialect, self.device = name, dialect, device
+        super().__init__(name, dialect, device)
 
-    def machine(self) -> str:
-        return "watched" * self.device().ends_loops
-
-    def from_disk(self, job: build.Job, header: dict[str, Any], code: bytes) -> Compiled | None:
-        try:
-            return Compiled(job, from_json(ShaderFacts, header), self, self.device())
-        except ValueError:
-            return None
-
-    def compile(self, job: build.Job) -> Compiled:
-        # Passes and code generation are not imported where the cache has the code.
-        from weft import compiler as pipeline  # a door of the compiler
-
-        function, on = job.loop.function, self.device()
-        if not job.noalias:
-            raise KernelValueError(
-                "arguments share memory, and a shader has a buffer for each", function.span,
-                "pass a copy (x.clone())",
-            )  # fmt: skip
-        optimized = pipeline.optimize(function, job.options)
-        facts = pipeline.shader_facts(optimized, self.dialect)
-        if job.cache is not None:
-            job.cache.store(job.key, to_json(facts), b"")
-        return Compiled(job, facts, self, on, optimized)
+    def call(self, compiled: Compiled, error: build.Failure) -> Call:
+        return Call(compiled, self.device(), error)
 
 
 WEBGPU = WebGpu()
-
-
-@frozen
-class Launch:
-    """What runs for one set of sizes: the ``grids`` of its stages, and what they leave: so many
-    ``words``, in ``parts``."""
-
-    wanted: Wanted
-    form: Form
-    grids: tuple[Dims, ...]
-    arrays: tuple[tuple[str, int, int, int], ...]  # buffer, slot, bytes, position
-    parts: int
-    words: int
 
 
 @frozen
@@ -264,15 +73,13 @@ class Call:
         self.compiled, self.facts, self.on, self.error = compiled, compiled.facts, on, error
         self.first = next((k for k, s in enumerate(self.facts.slots) if s.kind != "pointer"), 0)
         kinds = [slot.kind for slot in self.facts.slots]
-        # Numbers that decide nothing but what is computed: each call brings them along.
-        deciding = {int(step[1]) for step in self.facts.nest.program if step[0] == "slot"}
-        free = [k for k, kind in enumerate(kinds)
-                if kind == "float" or (kind == "int" and k not in deciding)]  # fmt: skip
+        self.sizes = compiled.deciding()
+        # Each call brings the other numbers along.
+        free = [k for k, kind in enumerate(kinds) if kind != "pointer" and k not in self.sizes]
         self.free = bool(free)
         ends = [-1, *free, len(kinds)]
         self.fixed = [slice(8 * (a + 1), 8 * b) for a, b in pairwise(ends) if a + 1 < b]
         self.choice: Choice | None = None  # of the last new sizes and numbers
-        self.sizes = [k for k, kind in enumerate(kinds) if kind != "pointer" and k not in free]
         self.launches: dict[bytes, Launch | None] = {}
         self.bindings: dict[tuple[Any, ...], Binding] = {}
         self.ready: dict[bytes, Ready] = {}
@@ -304,7 +111,7 @@ class Call:
         return True
 
     def _run(self, binding: Binding, written: Sequence[Home], slots: bytes) -> None:
-        self.on.run(binding.stages, self._words(slots, binding.parts) if self.free else b"")
+        self.on.run(binding.stages, self.compiled.words(slots, binding.parts) if self.free else b"")
         for home in written:
             home.newest = DEVICE
 
@@ -314,7 +121,8 @@ class Call:
         if sizes not in self.launches:
             if len(self.launches) >= _MOST_LAUNCHES:
                 self.launches.clear()
-            self.launches[sizes] = self._launch(slots)
+            launch = self.launches[sizes] = self.compiled.launch(slots)
+            self.choice = launch.choice if launch is not None else self.choice
         launch = self.launches[sizes]
         if launch is None:
             return
@@ -351,35 +159,9 @@ class Call:
     @functools.cached_property
     def record(self) -> Any:
         """The error record, 0 until a check fails."""
-        made = self.on.buffer(4 * _ERROR_WORDS)
-        self.on.upload(made, bytes(4 * _ERROR_WORDS))
+        made = self.on.buffer(4 * ERROR_WORDS)
+        self.on.upload(made, bytes(4 * ERROR_WORDS))
         return made
-
-    def _launch(self, slots: bytes) -> Launch | None:
-        facts = self.facts
-        # A buffer begins at a multiple of any vector.
-        aligned = frozenset((g.array, g.bytes) for g in alignments(facts.candidates))
-        sizes = sizes_of(facts, self.compiled.loop.summary.types, slots, aligned)
-        if 0 in sizes.trips and not facts.nest.kinds:
-            return None
-        choice, wanted, form = self.compiled.chosen(sizes)
-        self.choice = choice
-        log.debug("%s: by `%s`, grid %s, block %s", self.compiled.loop.summary.name,
-                  show(choice.schedule), choice.grid, choice.block)  # fmt: skip
-        arrays = []
-        for k, slot in enumerate(facts.slots):
-            if slot.kind == "pointer" and slot.arg in facts.copied:
-                array = sizes.arrays[facts.nest.arrays[slot.arg]]
-                arrays.append((f"a{slot.arg}", k, _bytes(array), slot.arg))
-        left = left_by(choice.schedule, choice.grid, choice.block, sizes)
-        if left is None:
-            grids, parts, words = (choice.grid,), 1, 0
-        else:
-            grids = (*[choice.grid] * (len(form.stages) - 1), left.last[0])
-            parts, words = left.parts, left.words
-        folded = tuple(found for g in grids if (found := _folded(g, form)) is not None)
-        assert len(folded) == len(grids)
-        return Launch(wanted, form, folded, tuple(arrays), parts, words)
 
     def _uploaded(
         self, launch: Launch, form: Form, slots: bytes, buffers: dict[str, Any],
@@ -436,7 +218,7 @@ class Call:
     def _bound(self, launch: Launch, slots: bytes, buffers: dict[str, Any]) -> Binding:
         on, form = self.on, launch.form
         used = {name for stage in form.stages for name in stage.buffers}
-        words = self._words(slots, launch.parts)
+        words = self.compiled.words(slots, launch.parts)
         own: dict[str, Any] = {}
         if not self.free:
             own["params"] = on.buffer(len(words))
@@ -454,16 +236,6 @@ class Call:
             stages.append((pipeline, on.group(pipeline, bound, free), grid))
         return Binding(launch.parts, tuple(stages), tuple(own.values()), checked)
 
-    def _words(self, slots: bytes, blocks: int) -> bytes:
-        """What "params" has."""
-        singles = bytearray(4 * len(self.facts.slots))
-        for k, slot in enumerate(self.facts.slots):
-            if slot.kind == "float":
-                (value,) = struct.unpack_from("<d", slots, 8 * k)
-                struct.pack_into("<f", singles, 4 * k, ctypes.c_float(value).value)
-        assert len(_SPECIAL) == 4 * FIRST
-        return _SPECIAL + slots + struct.pack("<I", blocks) + bytes(singles)
-
     def _downloaded(self, launch: Launch, slots: bytes, buffers: dict[str, Any]) -> int:
         back = 0
         for name, slot, size, position in launch.arrays:
@@ -476,56 +248,18 @@ class Call:
 
     def _check(self, buffer: Any) -> None:
         """Looks at an error record. Raises what it says."""
-        data = self.on.read(buffer, 4 * _ERROR_WORDS)
-        failed, number, *words = struct.unpack(f"<{_ERROR_WORDS}I", data)
-        if not failed:
-            return
-        self.on.upload(buffer, bytes(4 * _ERROR_WORDS))
-        if number == STOPPED:
-            raise WebGpuError(
-                f"`{self.compiled.loop.summary.name}` has so many turns of loops in an iteration "
-                f"that {self.on.name} ends them too early: at most {MOST_TURNS:,} in all. Share "
-                "the work among more iterations of the parallel loop, or run it on a CPU"
-            )
-        check = self.facts.checks[number - 1]
-        values = [_value(kind, word) for kind, word in zip(check.values, words, strict=False)]
-        raise self.error(check, values)
-
-
-def _folded(grid: Dims, form: Form) -> Dims | None:
-    """The grid that is dispatched for ``grid``; None where WebGPU has none."""
-    x, y, z = grid
-    layers = -(-x // _MOST_SIDE)
-    if layers == 1 or (form.folds and z == 1 and layers <= _MOST_SIDE):
-        return -(-x // layers), y, z * layers
-    return None
+        data = self.on.read(buffer, 4 * ERROR_WORDS)
+        found = self.compiled.failed(struct.unpack(f"<{ERROR_WORDS}I", data), self.error)
+        if found is not None:
+            self.on.upload(buffer, bytes(4 * ERROR_WORDS))
+            raise found
 
 
 def _buffers(homes: dict[str, Home]) -> dict[str, Any]:
     return {name: home.buffer for name, home in homes.items()}
 
 
-def _value(kind: str, word: int) -> int:
-    """A word of an error record, as other devices have it."""
-    if kind == "float":
-        (single,) = struct.unpack("<f", struct.pack("<I", word))
-        (found,) = struct.unpack("<q", struct.pack("<d", single))
-        return int(found)
-    return word - (1 << 32) if kind == "int" and word >> 31 else word
-
-
 def _memory(address: int, size: int) -> Any:
     """What is there, as many bytes as whole words have."""
     whole = (ctypes.c_char * size).from_address(address)
     return whole if size % 4 == 0 else bytes(whole) + bytes(-size % 4)
-
-
-def _bytes(array: Array) -> int:
-    return 0 if 0 in array.sizes else (array.reach + 1) * array.bytes
-
-
-def _elements(choice: Choice, sizes: Sizes) -> int:
-    """Of the array that each block has a copy of: the next power of two, so that there are few
-    forms."""
-    own = only(choice.schedule, Privatize)
-    return 0 if own is None else 1 << max(sizes.count(own.array) - 1, 0).bit_length()

@@ -131,7 +131,7 @@ def row(subject: Subject, budget: float) -> list[str]:
         result = result.as_subclass(torch.Tensor).clone()
     first = 1e3 * (time.perf_counter() - begin)
     module, driver = (recording.stages.get(name, 0.0) for name in ("module", "pipeline"))
-    ours = sum(recording.stages.values()) - module - driver - recording.stages.get("load", 0.0)
+    ours = sum(recording.stages.values()) - module - driver
     plain = moved(subject, torch.clone)
     expected = subject.call(subject.kernel, plain).detach()
     error = (result.double() - expected.double()).abs().max() / expected.abs().max().clamp(min=1)

@@ -77,8 +77,11 @@ class Metal:
     def upload(self, buffer: Any, data: Any) -> None:
         ctypes.memmove(buffer, bytes(data), len(bytes(data)))
 
-    def read(self, buffer: Any, size: int) -> Any:
-        return memoryview(buffer)[: -(-size // 4) * 4]
+    def read(self, buffer: Any, address: int, size: int) -> None:
+        ctypes.memmove(address, buffer, size)
+
+    def words(self, buffer: Any, count: int) -> tuple[int, ...]:
+        return tuple((ctypes.c_uint32 * count).from_buffer(buffer))
 
     def pipeline(
         self, stage: Stage, name: str, threads: tuple[int, int, int], *, free: bool

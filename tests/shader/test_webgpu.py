@@ -345,12 +345,39 @@ def test_memory_that_the_device_has_not_is_said(monkeypatch: pytest.MonkeyPatch)
         raise device().wgpu.GPUOutOfMemoryError("Not enough memory left.")
 
     x = webgpu.buffer(torch.arange(5.0))
-    monkeypatch.setattr(device(), "free", {})
+    monkeypatch.setattr(device().buffers, "free", {})
     with monkeypatch.context() as patch:
         patch.setattr(device().device, "create_buffer", none)
         with pytest.raises(WebGpuError, match=r"gives no buffer of 256 bytes: Not enough memory"):
             squares.on("webgpu")(x)
     assert x.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_memory_that_waits_for_later_calls_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft import webgpu
+    from weft.runtime.webgpu import device
+
+    made, asked = device().device.create_buffer, []
+
+    def once(**given: object) -> object:
+        asked.append(given)
+        if len(asked) == 1:
+            raise device().wgpu.GPUOutOfMemoryError("Not enough memory left.")
+        return made(**given)
+
+    x = webgpu.buffer(torch.arange(5.0))
+    y = squares.on("webgpu")(x)  # waits to be run
+    small = device().buffer(512)
+    device().give_back(small)
+    x = webgpu.buffer(torch.arange(5000.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(device().device, "create_buffer", once)
+        device().buffers.free.pop(32768, None)
+        z = squares.on("webgpu")(x)
+    assert len(asked) > 1
+    assert small not in device().buffers.free.get(512, [])
+    assert y.tolist() == [1, 2, 5, 10, 17]
+    assert z.equal(torch.arange(5000.0) ** 2 + 1)
 
 
 def test_infinity_minus_itself_is_no_number() -> None:

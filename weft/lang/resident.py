@@ -18,6 +18,7 @@ import copy
 import functools
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol, Self
 
@@ -44,6 +45,8 @@ _LIKE = {
 }  # fmt: skip
 _EMPTY = {_aten.empty_like.default, _aten.new_empty.default, _aten.new_empty_strided.default}
 _UNREAD = _LIKE - {_aten.clone.default}
+_MOST_SPARE = 256 << 20  # bytes of results that are gone
+_MOST_LAYOUTS = 256
 _MOVING = {_aten.set_.source_Storage, _aten.set_.source_Tensor,
            _aten.set_.source_Storage_storage_offset, _aten.set_.default,
            _aten.resize_.default, _aten.resize_as_.default}  # fmt: skip
@@ -113,10 +116,72 @@ def _own_users() -> int:
     return _users(storage)
 
 
+Layout = tuple[Any, ...]  # shape, strides, dtype, and whether it is of inference mode
+
+
+class Spare:
+    """Homes of results that are gone, for those of the same layout that come: ``bytes`` of them.
+    Which layout was asked for last is the last one."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._back: deque[tuple[Layout, Home]] = deque()
+        self._homes: dict[Layout, list[Home]] = {}
+
+    def returned(self, layout: Layout, home: Home) -> None:
+        """Of a tensor that is gone, at any time and in any thread: it locks nothing."""
+        if not home.pinned and self.bytes + home.bytes <= _MOST_SPARE:
+            self.bytes += home.bytes
+            home.pinned, home.newest = True, HOST  # what still has its memory is no result
+            self._back.append((layout, home))
+
+    def taken(self, layout: Layout) -> Home | None:
+        """A home of ``layout``, if there is one. Where there is none, and many of others are, those
+        that were not asked for of late go."""
+        while self._back:
+            key, home = self._back.popleft()
+            self._homes.setdefault(key, []).append(home)
+        homes = self._homes.pop(layout, [])
+        self._homes[layout] = homes
+        if homes:
+            home = homes.pop()
+            self.bytes -= home.bytes
+            return home
+        for key in [*self._homes]:
+            if self.bytes <= _MOST_SPARE // 2:
+                break
+            self.bytes -= sum(home.bytes for home in self._homes.pop(key))
+        if len(self._homes) > _MOST_LAYOUTS:
+            self._homes = {key: homes for key, homes in self._homes.items() if homes}
+        return None
+
+    def clear(self) -> None:
+        """Nothing is left."""
+        self.bytes = 0
+        self._back.clear()
+        self._homes.clear()
+
+
+SPARE = Spare()  # of this process, as addresses are
+
+
+class Lease:
+    """What gives a home back when its tensor is gone."""
+
+    __slots__ = ("home", "layout")
+
+    def __init__(self, home: Home, layout: Layout) -> None:
+        self.home, self.layout = home, layout
+
+    def __del__(self) -> None:
+        SPARE.returned(self.layout, self.home)
+
+
 class Resident(Housed, torch.Tensor):
     """A tensor that kernels on the device find there (``weft.webgpu.buffer``)."""
 
     home: Home
+    lease: Lease  # of a kernel's results
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
     __dlpack_c_exchange_api__ = None  # which reads memory, unasked
 
@@ -129,6 +194,31 @@ class Resident(Housed, torch.Tensor):
         if empty:
             made.home.newest = BOTH
         return made
+
+    @classmethod
+    def fresh(
+        cls, parts: Sequence[Any], make: Callable[[], torch.Tensor], *, zeros: bool
+    ) -> Resident:
+        """A new tensor of ``parts`` (shape, strides, dtype), as ``make`` makes its memory: in that
+        of one that is gone where there is one, with its buffer. Of ``zeros``, or without
+        contents."""
+        layout = (*parts, torch.is_inference_mode_enabled())
+        with Home.lock:
+            while (home := SPARE.taken(layout)) is not None:
+                made = torch.Tensor._make_subclass(cls, home.memory)
+                if _users(home._storage) > _own_users():
+                    continue  # something that was computed of the old tensor has its memory
+                home.pinned = False
+                if zeros:
+                    home.memory.zero_()
+                else:
+                    home.newest = BOTH
+                made.home = home
+                break
+            else:
+                made = cls.of(make(), empty=not zeros)
+            made.lease = Lease(made.home, layout)
+            return made
 
     @classmethod
     @eager

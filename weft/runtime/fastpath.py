@@ -234,7 +234,8 @@ def fresh_maker(like: torch.Tensor, zeros: bool) -> Callable[[], torch.Tensor]:
         from weft.lang.resident import Resident  # where there are such tensors
 
         plain = fresh_maker(torch.empty_strided(shape, strides, dtype=like.dtype), zeros)
-        return lambda: Resident.of(plain(), empty=not zeros)
+        layout = shape, strides, like.dtype
+        return lambda: Resident.fresh(layout, plain, zeros=zeros)
     if _empty is not None and like.device.type == "cpu" and not zeros:
         return functools.partial(_empty, shape, strides, like.dtype)
     how = {"dtype": like.dtype, "device": like.device}

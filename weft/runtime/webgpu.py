@@ -122,7 +122,10 @@ class Call:
             if len(self.launches) >= _MOST_LAUNCHES:
                 self.launches.clear()
             launch = self.launches[sizes] = self.compiled.launch(slots)
-            self.choice = launch.choice if launch is not None else self.choice
+            if launch is not None:
+                self.choice = launch.choice
+                for k in range(len(launch.form.stages)):  # while buffers are filled
+                    self.compiled.pipeline(launch.wanted, k, free=self.free)
         launch = self.launches[sizes]
         if launch is None:
             return
@@ -241,15 +244,13 @@ class Call:
         for name, slot, size, position in launch.arrays:
             if position in self.facts.changed and size and name in buffers:
                 (address,) = struct.unpack_from("<Q", slots, 8 * slot)
-                data = self.on.read(buffers[name], size)
-                ctypes.memmove(address, (ctypes.c_char * size).from_buffer_copy(data), size)
+                self.on.read(buffers[name], address, size)
                 back += size
         return back
 
     def _check(self, buffer: Any) -> None:
         """Looks at an error record. Raises what it says."""
-        data = self.on.read(buffer, 4 * ERROR_WORDS)
-        found = self.compiled.failed(struct.unpack(f"<{ERROR_WORDS}I", data), self.error)
+        found = self.compiled.failed(self.on.words(buffer, ERROR_WORDS), self.error)
         if found is not None:
             self.on.upload(buffer, bytes(4 * ERROR_WORDS))
             raise found

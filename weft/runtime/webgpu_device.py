@@ -11,27 +11,21 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from weft import timing
-from weft.codegen.shading import ENTRY, Stage
-from weft.errors import WeftError
+import numpy as np
+
+from weft.codegen.shading import Stage
 from weft.lang.pending import PENDING
-from weft.lang.resident import Home
+from weft.lang.resident import SPARE, Home
+from weft.runtime.webgpu_pipelines import Pipeline, Pipelines, WebGpuError
 from weft.values import frozen
 
 _KEPT = 256 << 20  # bytes of buffers that wait for the next call
 _NUMBERS = 1 << 16  # bytes of the arguments of a batch
 _APART = 256  # bytes, from one call's to the next: what any device allows
-_BATCH = 16  # dispatches that are given to the queue together: giving costs as much as eight
-
-
-class WebGpuError(WeftError, RuntimeError):
-    """There is no device for WebGPU, or it cannot run a loop."""
-
-
-@frozen
-class Pipeline:
-    pipeline: Any
-    layout: Any
+# Dispatches that are given to the queue together: giving costs as much as eight. There are more
+# from batch to batch, until somebody waits.
+_BATCH, _MOST_BATCH = 16, 128
+_STAGING = 64 << 20  # bytes of the buffer that results are read through
 
 
 @frozen
@@ -40,6 +34,64 @@ class Group:
 
     group: Any
     buffers: frozenset[int]
+
+
+class Buffers:
+    """Buffers of a device, which those that are given back come from again."""
+
+    def __init__(self, wgpu: Any, device: Any, limits: dict[str, int], name: str) -> None:
+        """``name``: of the device."""
+        self.wgpu, self.device, self.limits, self.name = wgpu, device, limits, name
+        self.free: dict[int, list[Any]] = {}
+        self.kept = 0
+        self.released: deque[Any] = deque()  # by tensors that are gone
+        self.epoch = 0
+
+    def take(self, size: int, *, last: bool = False) -> Any:
+        """One of at least ``size`` bytes; None where the device has no memory. Raises
+        ``WebGpuError``, then, too, if ``last``."""
+        most = min(self.limits["max-storage-buffer-binding-size"], self.limits["max-buffer-size"])
+        most -= most % 16  # whole vectors: shaders that access them do not get at others
+        if size > most:
+            raise WebGpuError(
+                f"a tensor of {size:,} bytes does not fit into a buffer of {self.name}: at most "
+                f"{most:,}; call the kernel on parts of it"
+            )
+        while self.released:
+            self.give_back(self.released.popleft())
+        size = min(1 << max(size - 1, 255).bit_length(), most)
+        waiting = self.free.get(size)
+        if waiting:
+            self.kept -= size
+            return waiting.pop()
+        usage = self.wgpu.BufferUsage
+        flags = usage.STORAGE | usage.UNIFORM | usage.COPY_DST | usage.COPY_SRC
+        try:
+            return self.device.create_buffer(size=size, usage=flags)
+        except self.wgpu.GPUError as error:
+            if last:
+                raise WebGpuError(
+                    f"{self.name} gives no buffer of {size:,} bytes: {error}"
+                ) from error
+        return None
+
+    def give_back(self, buffer: Any) -> None:
+        if self.kept + buffer.size <= _KEPT:
+            self.kept += buffer.size
+            self.free.setdefault(buffer.size, []).append(buffer)
+        else:
+            self.epoch += 1
+
+    def clear(self) -> None:
+        """Frees those that nobody has, when all that was submitted ran."""
+        self.released.clear()
+        self.free.clear()
+        self.kept = 0
+        self.epoch += 1
+        self.device._poll_wait()
+
+
+Dispatch = tuple[Pipeline, Group, tuple[int, int, int]]  # and its grid
 
 
 @contextlib.contextmanager
@@ -58,7 +110,8 @@ def _runtime_folder() -> Generator[None]:
 
 class Device:
     """An adapter's device. ``name``: what it is called. Dispatches wait in a batch until it is
-    full, or somebody waits for results."""
+    full, or somebody waits for results; and those of pipelines that are still compiled, and what
+    follows them, until then or until there are many."""
 
     def __init__(self) -> None:
         try:
@@ -83,11 +136,9 @@ class Device:
         self.name = str(adapter.info["device"])
         self.is_gpu = adapter.info["adapter_type"] != "CPU"
         self.wgpu = wgpu
+        self.pipelines = Pipelines(wgpu, self.device, self.name)
         self.lock = Home.lock
-        self.free: dict[int, list[Any]] = {}
-        self.kept = 0
-        self.released: deque[Any] = deque()  # by tensors that are gone
-        self.epoch = 0  # of buffers: others than those of an earlier one may be gone
+        self.buffers = Buffers(wgpu, self.device, self.limits, self.name)
         self.ends_loops = self.name.startswith("llvmpipe")
         self.submits = 0
         self._encoder: Any = None
@@ -97,107 +148,87 @@ class Device:
         self._numbers = bytearray()  # of its calls, which come into ``numbers`` with it
         self._words, self._place = b"", [0]  # the last of them, and where they are
         self._bound: tuple[Any, Any, Any] = (None, None, None)  # pipeline, group, place
+        self._most = _BATCH  # dispatches of this batch
+        self._later: deque[tuple[Sequence[Dispatch], bytes]] = deque()
+        self._staging: Any = None
+        native: Any = importlib.import_module("wgpu.backends.wgpu_native")
+        # Without wgpu's look for errors, which the end of the batch has: half of a call's time.
+        self._dispatch = native.lib.wgpuComputePassEncoderDispatchWorkgroups
         self._checks: dict[Any, Callable[[Any], None]] = {}
 
     # -- buffers
 
     def buffer(self, size: int) -> Any:
         """A buffer of at least ``size`` bytes. Raises ``WebGpuError``."""
-        most = min(self.limits["max-storage-buffer-binding-size"], self.limits["max-buffer-size"])
-        most -= most % 16  # whole vectors: shaders that access them do not get at others
-        if size > most:
-            raise WebGpuError(
-                f"a tensor of {size:,} bytes does not fit into a buffer of {self.name}: at most "
-                f"{most:,}; call the kernel on parts of it"
-            )
-        while self.released:
-            self.give_back(self.released.popleft())
-        size = min(1 << max(size - 1, 255).bit_length(), most)
-        waiting = self.free.get(size)
-        if waiting:
-            self.kept -= size
-            return waiting.pop()
-        usage = self.wgpu.BufferUsage
-        flags = usage.STORAGE | usage.UNIFORM | usage.COPY_DST | usage.COPY_SRC
-        try:
-            return self.device.create_buffer(size=size, usage=flags)
-        except self.wgpu.GPUError as error:
-            raise WebGpuError(f"{self.name} gives no buffer of {size:,} bytes: {error}") from error
+        found = self.buffers.take(size)
+        if found is None:  # what waits for later calls goes
+            SPARE.clear()
+            self._staging = None
+            self.submit()
+            self.buffers.clear()
+            found = self.buffers.take(size, last=True)
+        return found
 
     def give_back(self, buffer: Any) -> None:
         """Takes back a buffer, which the batch may still have: what comes later runs later."""
-        if self.kept + buffer.size <= _KEPT:
-            self.kept += buffer.size
-            self.free.setdefault(buffer.size, []).append(buffer)
-        else:
-            self.epoch += 1
+        self.buffers.give_back(buffer)
 
     def release(self, buffer: Any) -> None:
         """``give_back`` of a tensor that is gone, at any time and in any thread."""
-        self.released.append(buffer)
+        self.buffers.released.append(buffer)
+
+    @property
+    def epoch(self) -> int:
+        """Of buffers: others than those of an earlier one may be gone."""
+        return self.buffers.epoch
 
     def upload(self, buffer: Any, data: Any) -> None:
         if id(buffer) in self._batch:  # which runs with what is there now
             self.submit()
         self.device.queue.write_buffer(buffer, 0, data)
 
-    def read(self, buffer: Any, size: int) -> Any:
-        """The first ``size`` bytes of ``buffer``, or some more, when all that was asked for ran."""
+    def read(self, buffer: Any, address: int, size: int) -> None:
+        """Copies the first ``size`` bytes of ``buffer`` to the host when all that was asked for
+        ran."""
         self.submit()
-        return self.device.queue.read_buffer(buffer, 0, -(-size // 4) * 4)
+        self._most = _BATCH
+        usage, words = self.wgpu.BufferUsage, -(-size // 4) * 4
+        staging = self._staging
+        if staging is None or staging.size < words:
+            count = max(words, min(1 << (words - 1).bit_length(), _STAGING))
+            staging = self.device.create_buffer(size=count, usage=usage.COPY_DST | usage.MAP_READ)
+            if count <= _STAGING:
+                self._staging = staging
+        encoder = self.device.create_command_encoder()
+        encoder.copy_buffer_to_buffer(buffer, 0, staging, 0, words)
+        self.device.queue.submit([encoder.finish()])
+        staging.map_async("READ_NOSYNC", 0, words).sync_wait()
+        try:
+            found = staging.read_mapped(0, words, copy=False)
+            ctypes.memmove(address, np.frombuffer(found, np.uint8).ctypes.data, size)
+        finally:
+            staging.unmap()
+
+    def words(self, buffer: Any, count: int) -> tuple[int, ...]:
+        """The first words of ``buffer``, when all that was asked for ran."""
+        found = (ctypes.c_uint32 * count)()
+        self.read(buffer, ctypes.addressof(found), 4 * count)
+        return tuple(found)
 
     def read_into(self, buffer: Any, address: int, size: int) -> None:
         """Copies ``size`` bytes to the host. Raises what checks found until then."""
         with self.lock:
-            data = self.read(buffer, size)
-            ctypes.memmove(address, (ctypes.c_char * size).from_buffer(data), size)
+            self.read(buffer, address, size)
             self.check()
 
-    # -- pipelines
+    # -- what dispatches bind
 
     def pipeline(
         self, stage: Stage, name: str, threads: tuple[int, int, int], *, free: bool
     ) -> Pipeline:
-        """A module of the loop ``name``, compiled. ``free``: each dispatch brings its arguments
-        along. Raises ``WebGpuError``."""
-        try:
-            return self._built(stage, free)
-        except self.wgpu.GPUError as error:
-            raise WebGpuError(f"{self.name} refuses the loop of `{name}`: {error}") from error
-
-    def _built(self, stage: Stage, free: bool) -> Pipeline:
-        with timing.stage("module"):
-            module = self._module(stage.text)
-        entries = [
-            {"binding": k, "visibility": self.wgpu.ShaderStage.COMPUTE, "buffer": {
-                "type": "storage" if name in stage.written else
-                "uniform" if name == "params" else "read-only-storage",
-                "has_dynamic_offset": free and name == "params"}}
-            for k, name in enumerate(stage.buffers)
-        ]  # fmt: skip
-        layout = self.device.create_bind_group_layout(entries=entries)
-        whole = self.device.create_pipeline_layout(bind_group_layouts=[layout])
-        compute = {"module": module, "entry_point": ENTRY}
-        with timing.stage("pipeline"):
-            made = self.device.create_compute_pipeline(layout=whole, compute=compute)
-        return Pipeline(made, layout)
-
-    def _module(self, text: str) -> Any:
-        """A module without checks of subscripts and of turns of loops, which code for CPUs and for
-        CUDA does not make, either; with them where this version of wgpu cannot leave them out."""
-        native: Any = importlib.import_module("wgpu.backends.wgpu_native")
-        make = getattr(native._api.libf, "wgpuDeviceCreateShaderModuleTrusted", None)
-        if make is None:
-            return self.device.create_shader_module(code=text)
-        ffi, code = native.ffi, text.encode()
-        kept = ffi.new("char[]", code)
-        source = ffi.new("WGPUShaderSourceWGSL *")
-        source.chain.sType = native.lib.WGPUSType_ShaderSourceWGSL
-        source.code.data, source.code.length = kept, len(code)
-        described = ffi.new("WGPUShaderModuleDescriptor *")
-        described.nextInChain = ffi.cast("WGPUChainedStruct *", source)
-        module = make(self.device._internal, described, 0)
-        return native.GPUShaderModule("", module, self.device)
+        """A module of the loop ``name``, which a thread compiles from now on. ``free``: each
+        dispatch brings its arguments along."""
+        return self.pipelines.start(stage, name, free=free)
 
     @functools.cached_property
     def numbers(self) -> Any:
@@ -218,13 +249,33 @@ class Device:
 
     # -- the queue
 
-    def run(
-        self, stages: Sequence[tuple[Pipeline, Group, tuple[int, int, int]]], words: bytes = b""
-    ) -> None:
+    def run(self, stages: Sequence[Dispatch], words: bytes = b"") -> None:
         """Puts pipelines with their groups on grids into the batch, one after the other. ``words``:
-        the arguments that they bring along."""
+        the arguments that they bring along. Raises ``WebGpuError``."""
+        if self.pipelines.compiling and self._behind(stages):
+            self._later.append((stages, words))
+            for _, group, _ in stages:
+                self._batch |= group.buffers
+            if len(self._later) >= _BATCH:
+                self.submit()
+        else:
+            self._encode(stages, words)
+
+    def _behind(self, stages: Sequence[Dispatch]) -> bool:
+        """Whether something is compiled that must be there first."""
+        compiling = self.pipelines.unfinished()
+        if not compiling:
+            self._resume()
+        return bool(self._later) or any(p in compiling for p, _, _ in stages)
+
+    def _resume(self) -> None:
+        """Puts into the batch what came behind pipelines, which may have to be waited for."""
+        while self._later:
+            self._encode(*self._later.popleft())
+
+    def _encode(self, stages: Sequence[Dispatch], words: bytes) -> None:
         if len(self._numbers) + len(words) > _NUMBERS - _APART:
-            self.submit()
+            self._give()
         if words and words != self._words:
             self._words, self._place = words, [len(self._numbers)]
             self._numbers += words + bytes(-len(words) % _APART)
@@ -233,26 +284,35 @@ class Device:
         if work is None:
             self._encoder = self.device.create_command_encoder()
             work = self._pass = self._encoder.begin_compute_pass()
-        for pipeline, group, grid in stages:
+        for each, group, grid in stages:
+            pipeline = each.found or self.pipelines.wait(each)
             bound, self._bound = self._bound, (pipeline, group, place)
             if pipeline is not bound[0]:
-                work.set_pipeline(pipeline.pipeline)
+                work.set_pipeline(pipeline)
             if group is not bound[1] or place != bound[2]:
                 work.set_bind_group(0, group.group, place)
                 self._batch |= group.buffers
-            work.dispatch_workgroups(*grid)
+            self._dispatch(work._internal, *grid)
         self._waiting += len(stages)
-        if self._waiting >= _BATCH:
-            self.submit()
+        if self._waiting >= self._most:
+            self._most = min(2 * self._most, _MOST_BATCH)
+            self._give()
 
     def submit(self) -> None:
-        """Gives the batch to the queue, and does not wait. Raises ``WebGpuError``."""
+        """Gives all that was asked for to the queue, and does not wait for it, but for pipelines
+        that are compiled. Raises ``WebGpuError``."""
+        self._resume()
+        self._give()
+
+    def _give(self) -> None:
+        """Gives the batch to the queue."""
         if self._pass is None:
             return
         work, encoder = self._pass, self._encoder
         self._pass = self._encoder = None
         self._waiting = 0
-        self._batch.clear()
+        self._batch = {buffer for stages, _ in self._later for _, group, _ in stages
+                       for buffer in group.buffers}  # fmt: skip
         self.submits += 1
         words, self._numbers = self._numbers, bytearray()
         self._words, self._bound = b"", (None, None, None)
@@ -268,7 +328,7 @@ class Device:
         """Waits for all that was asked for. Raises what checks found."""
         with self.lock:
             buffer = self.buffer(4)  # what is read of it comes after all before
-            self.read(buffer, 4)
+            self.words(buffer, 1)
             self.give_back(buffer)
             self.check()
 

@@ -25,8 +25,9 @@ from weft.runtime.launch import Launcher
 from weft.workbench import events, marked, processes, profilers
 from weft.workbench.events import Costs, Event
 from weft.workbench.marked import Capture
-from weft.workbench.profile import profile
+from weft.workbench.profile import Profile, profile
 from weft.workbench.profile_program import _longest
+from weft.workbench.report import Table
 from weft_cli.app import app
 
 
@@ -462,7 +463,29 @@ def test_nsys_sums_become_a_table() -> None:
     assert profilers.nsys_table(["SKIPPED: no kernels"], {}).rows == ()
 
 
-# Words of Nsight Systems 2023.4 and 2025.
+# As Nsight Systems 2023.4 wrote it of a program with CUDA 13, of which it then knew two launches.
+UNREAD = (
+    r'        Value: "/x/TraceProcessEvent.cpp(45): Throw in function const string& f(bool)\n'
+    r"Dynamic exception type: boost::wrapexcept<InvalidArgumentException>\nstd::exception::what: "
+    r"InvalidArgumentException\n[QuadDCommon::tag_message*] = Unknown runtime API function index: "
+    r'468\n"' "\n      }\n\n\n**** Errors occurred while processing the raw events. ****\n"
+)  # fmt: skip
+
+
+def test_a_report_that_nsys_did_not_read_to_its_end_is_no_table_of_all() -> None:
+    found = profilers._unread(UNREAD + UNREAD)
+    assert "launches are missing in its table: Unknown runtime API function index: 468. " in found
+    assert profilers._unread("Generated:\n    /tmp/report.nsys-rep\n") == ""
+
+
+def test_long_tables_of_others_are_cut_and_kernels_of_weft_stay() -> None:
+    rows = (*((f"gemm{k}", "") for k in range(4)), ("weft_a_0", "a.py:1"))
+    table = Table(("kernel", "where"), rows)
+    found = Profile((), others=(("nsys: kernels", table),), rows=2)
+    assert [k in str(found) for k in ("gemm1", "gemm2", "weft_a_0")] == [True, False, True]
+    assert len(found.data()["nsys: kernels"]) == 5
+
+
 @pytest.mark.parametrize(("report", "stats", "told"), [
     ("nsys-rep", "Time (%),Total Time (ns),Instances,Name\n100.0,2000,2,weft_doubled_0\n", ""),
     ("nsys-rep", "SKIPPED: report.sqlite does not contain CUDA kernel data.\n",

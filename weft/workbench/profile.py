@@ -80,12 +80,20 @@ class Profile:
         if self.shared:
             parts.append("how threads shared the loops of kernels (balance: the part of the "
                          f"team's time that they worked)\n{self.balance}")  # fmt: skip
-        parts += [f"{name}\n{table}" for name, table in self.others]
+        parts += [f"{name}\n{self._listed(table)}" for name, table in self.others]
         parts += [f"note: {note}" for note in self.notes]
         parts += [f"WRONG: {self.error}"] if self.error else []
         return "\n\n".join(parts) or "nothing was recorded"
 
     __repr__ = __str__
+
+    def _listed(self, table: Table) -> Table:
+        """The first ``rows`` of another profiler's table of kernels, and those of weft behind
+        these."""
+        if table.columns[:2] != ("kernel", "where"):
+            return table
+        behind = [row for row in table.rows[self.rows :] if row[1]]
+        return Table(table.columns, (*table.rows[: self.rows], *behind[: self.rows]))
 
     def data(self) -> dict[str, Any]:
         entries = [{**{n: getattr(e, n) for n in Entry.__match_args__}, "GB/s": e.bandwidth}

@@ -325,10 +325,22 @@ def _nsys(asked: Asked, folder: Path) -> Found:
         if why or wrong:  # of a report, nsys does not tell by its exit code
             return Found(note=why or f"nsys stats: {wrong[0]}")
         texts.append(told.text)
-    table, cut = nsys_table(texts, asked.places), _cut("nsys", asked, ended)
+    table = nsys_table(texts, asked.places)
+    cut = _unread(ended.text) or _cut("nsys", asked, ended)
     if not table.rows:
         return Found(note=cut or f"nsys saw no kernel of a GPU{_within(asked)}")
     return Found((("nsys: kernels", table),), cut)
+
+
+def _unread(text: str) -> str:
+    """A note, where nsys gave up on what it had recorded: its report then ends there, without a
+    word in it. One that is older than the driver's CUDA does so at functions it does not know."""
+    if "Errors occurred while processing the raw events" not in text:
+        return ""
+    why = dict.fromkeys(re.findall(r"tag_message\*\] = (.+?)(?:\\n|\"|$)", text, re.MULTILINE))
+    return (f"nsys did not read all that it recorded, so that launches are missing in its table: "
+            f"{'; '.join(why) or 'see its report'}. An nsys that is as new as the program's CUDA "
+            "may, or --range with less in it")  # fmt: skip
 
 
 def _within(asked: Asked) -> str:

@@ -290,3 +290,23 @@ def test_what_is_refused() -> None:
         with pytest.raises(weft.WeftError) as caught:
             weft.kernel(function)(torch.zeros(3))
         assert message in str(caught.value)
+
+
+def test_what_a_generator_stores_is_stored_once() -> None:
+    def counted(x, calls):
+        for _ in range(1):
+
+            def of(v):
+                calls[0] += 1
+                return v * 2
+
+            x[0] = max(of(v) for v in x[:]) + max(of(x[j]) for j in range(3))
+            x[1] = sum(v for v in (of(x[1]), of(x[2])))
+            x[2] = len([of(x[j]) for j in range(x.shape[0])])
+
+    x, calls = torch.tensor([1.0, 2.0, 3.0]), torch.zeros(1)
+    found = x.clone(), calls.clone()
+    counted(x, calls)
+    weft.kernel(counted)(*found)
+    assert torch.equal(found[0], x)
+    assert torch.equal(found[1], calls)

@@ -472,3 +472,21 @@ def test_refusals() -> None:
         "a random number decides how far a device loop goes | "
         "draw it in the host part: n = int(torch.randint(low, high, ()))"
     )
+
+
+@weft.kernel
+def in_generators(out, n: int):
+    for i in out:
+        largest = max(weft.random() for j in range(3)) - min(weft.random(), 0.5)
+        a = [weft.random() for j in range(weft.randint(1, n))]
+        b = [v * weft.random() for v in a if v > 0.5]
+        out[i] = largest + sum(weft.random() * v for v in (weft.random(), 1.0)) + sum(a) + sum(b)
+
+
+def test_what_generators_and_comprehensions_draw_is_drawn_once() -> None:
+    made = []
+    for call in (in_generators, in_generators.interpret):
+        torch.manual_seed(3)
+        made.append(torch.zeros(6, dtype=torch.float64))
+        call(made[-1], 4)
+    torch.testing.assert_close(*made)

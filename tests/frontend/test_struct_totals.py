@@ -86,7 +86,20 @@ def changed_before(x):
     return other.low, a.b_c, a_b.c, a.v[0], a.v[1]
 
 
-@pytest.mark.parametrize("function", [typed, carried_on, in_order, by_members, changed_before])
+def by_members_of_members(x):
+    total = Moments(inner=Inner(0.5, 2))
+    for i in range(x.shape[0]):
+        total.inner.low += x[i, 0]
+        if x[i, 1] > 0:
+            total.inner.count -= i
+        total.p += weft.Vector([x[i, 1], 1.0])
+    total = total + total
+    return total.inner.low, total.inner.count, total.p[0], total.p[1]
+
+
+@pytest.mark.parametrize(
+    "function", [typed, carried_on, in_order, by_members, changed_before, by_members_of_members]
+)
 @pytest.mark.parametrize("n", [0, 7])
 @pytest.mark.parametrize("debug", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_struct_totals(function, n: int, debug: bool) -> None:
@@ -127,3 +140,16 @@ def test_an_object_is_no_total() -> None:
     message = "`best` comes from before the parallel loop and is assigned in it"
     with pytest.raises(weft.KernelSyntaxError, match=message):
         largest(torch.zeros(3))
+
+
+def test_a_member_and_what_it_is_in_are_no_two_totals() -> None:
+    @weft.kernel
+    def both(x):
+        total = Moments()
+        for i in range(x.shape[0]):
+            total.inner.low += x[i]
+            total.inner += Inner(x[i], 1)
+        return total.m
+
+    with pytest.raises(weft.KernelTypeError, match=r"cannot assign to `\.low` of a Struct"):
+        both(torch.zeros(3))

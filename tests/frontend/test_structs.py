@@ -119,6 +119,29 @@ def test_nested_structs_are_values() -> None:
     assert found["idx"].tolist() == [201] * 4
 
 
+def set_in_branches(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for i in range(x.shape[0]):
+        m = Marked(Line(vec3(x[i]), 1.0), 3)
+        if i < 2:
+            m.line.dir = vec3(1.0, 2.0, x[i])
+        else:
+            m.line.dir.y = x[i]
+        for j in range(i):
+            m.line.length = m.line.length * 2 + j
+            while m.line.dir[2] < 9:
+                m.line.dir[2] = m.line.dir[2] + 4
+        out[i] = m.line.dir.x + 10 * m.line.dir.y + 100 * m.line.dir.z + 1000 * m.line.length
+    return out
+
+
+def test_members_of_members_are_set_in_branches_and_loops() -> None:
+    x = torch.arange(1.0, 6.0)
+    expected = set_in_branches(x)
+    assert torch.equal(ti.kernel(set_in_branches)(x), expected)
+    assert torch.equal(ti.kernel(set_in_branches).interpret(x), expected)
+
+
 @dataclasses.dataclass
 class Point:
     x: float

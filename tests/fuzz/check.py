@@ -38,7 +38,7 @@ def function(text: str) -> Any:
     name = f"<random kernel {next(_numbers)}>"
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
     scope: dict[str, Any] = {"torch": torch, "weft": weft, "PI": 3.14159}
-    exec(compile(text, name, "exec"), scope)
+    exec(compile(text, name, "exec", dont_inherit=True), scope)
     return scope["kernel"]
 
 

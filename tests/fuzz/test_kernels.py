@@ -10,7 +10,18 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import collections, complexes, float8, nests, rows, scans, unsigned, windows
+from tests.fuzz import (
+    collections,
+    complexes,
+    draws,
+    float8,
+    nests,
+    rows,
+    scans,
+    structs,
+    unsigned,
+    windows,
+)
 from tests.fuzz.check import check
 from tests.fuzz.generate import Kernel, kernel
 from weft.options import default_options
@@ -107,3 +118,18 @@ def test_random_kernels_of_unsigned_integers(part: int, seed: int) -> None:
 @pytest.mark.sampled(5)
 def test_random_kernels_of_floats_of_eight_bits(part: int, seed: int) -> None:
     float8.check(Random(seed))
+
+
+@settings(drawing, max_examples=-(-COUNT // (10 * PARTS)))  # each has a gradient
+@given(seed=st.integers(0, 1 << 40))
+@pytest.mark.sampled(5)
+def test_random_kernels_of_structs(part: int, seed: int) -> None:
+    structs.check(Random(seed))
+
+
+@settings(drawing, max_examples=-(-COUNT // (10 * PARTS)))  # each is compiled several times
+@given(seed=st.integers(0, 1 << 40))
+@pytest.mark.sampled(5)
+@pytest.mark.usefixtures("in_many_chunks")
+def test_random_kernels_that_draw_random_numbers(part: int, seed: int) -> None:
+    draws.check(Random(seed))

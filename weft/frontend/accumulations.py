@@ -5,8 +5,8 @@ what a parallel loop reduces into. ``old = weft.atomic_add(s, v)`` keeps the val
 ``x[i] = weft.atomic_add(s, v)`` does. What stands in any other place keeps its call, and is refused
 there.
 
-``total.m += v`` of a struct ``total`` accumulates into a variable that is ``total.m`` before the
-loop and stored there after it.
+``total.m += v`` of a struct ``total``, and ``total.inner.m += v``, accumulate into a variable that
+is that member before the loop and stored there after it.
 
 A flag that loops only ever set, ``found = False`` before and ``if ...: found = True`` in it, is
 ``found = found or True``.
@@ -31,6 +31,7 @@ _OPERATORS: dict[str, ast.operator] = {
     "atomic_and": ast.BitAnd(), "atomic_or": ast.BitOr(), "atomic_xor": ast.BitXor(),
 }  # fmt: skip
 _EXTREMES = ("atomic_max", "atomic_min")
+Place = tuple[str, ...]  # a struct's name, and those of a member in it
 
 
 def atomics(source: FunctionSource, scope: Scope) -> ast.FunctionDef:
@@ -58,12 +59,12 @@ def members(tree: ast.FunctionDef, scope: Scope) -> ast.FunctionDef:
             made.append(node)
             continue
         node = copy.deepcopy(node)
-        own: dict[tuple[str, str], tuple[str, ast.Attribute]] = {}
+        own: dict[Place, tuple[str, ast.Attribute]] = {}
         for update in ast.walk(node):
             if isinstance(update, ast.AugAssign) and (at := _member(update, structs)) in found:
                 assert isinstance(update.target, ast.Attribute)
                 assert at is not None
-                name, _ = own.setdefault(at, (f"weft_{len(own)}_{at[0]}_{at[1]}", update.target))
+                name, _ = own.setdefault(at, (f"weft_{len(own)}_{'_'.join(at)}", update.target))
                 update.target = ast.copy_location(ast.Name(name, ast.Store()), update.target)
         hints = len(made)
         while hints and _is_hint(made[hints - 1], scope):
@@ -112,21 +113,27 @@ def _struct(node: ast.stmt, scope: Scope, whole: set[str]) -> set[str]:
             return set()
 
 
-def _member(node: ast.AugAssign, structs: set[str]) -> tuple[str, str] | None:
-    match node.target:
-        case ast.Attribute(value=ast.Name(id=name), attr=member) if name in structs:
-            return name, member
-        case _:
-            return None
+def _member(node: ast.AugAssign, structs: set[str]) -> Place | None:
+    """The member of one of ``structs`` that a statement updates."""
+    place, target = list[str](), node.target
+    while isinstance(target, ast.Attribute):
+        place.insert(0, target.attr)
+        target = target.value
+    if place and isinstance(target, ast.Name) and target.id in structs:
+        return target.id, *place
+    return None
 
 
-def _members(loop: ast.For, structs: set[str]) -> Iterator[tuple[str, str]]:
-    """The structs, and their members, that ``loop`` accumulates into and does not read."""
+def _members(loop: ast.For, structs: set[str]) -> Iterator[Place]:
+    """The structs, and their members, that ``loop`` accumulates into and does not read. None of the
+    members is in another."""
     nodes = [*ast.walk(loop)]
     places = [p for n in nodes if isinstance(n, ast.AugAssign) and (p := _member(n, structs))]
     met = Counter(n.id for n in nodes if isinstance(n, ast.Name))
-    updated = Counter(name for name, _ in places)
-    yield from (place for place in places if met[place[0]] == updated[place[0]])
+    updated = Counter(place[0] for place in places)
+    inside = {place[:k] for place in places for k in range(2, len(place))} & {*places}
+    split = {place[0] for place in inside}
+    yield from (p for p in places if met[p[0]] == updated[p[0]] and p[0] not in split)
 
 
 def flags(tree: ast.FunctionDef) -> ast.FunctionDef:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 from weft.errors import KernelSyntaxError, Span
 from weft.frontend import casts, expressions, list_methods, sequences
@@ -17,6 +18,10 @@ from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.desugar import desugar_body, placed
 from weft.frontend.kinds import Items, Operand, Row, Scalar, Static, Tup, describe
 from weft.frontend.names import bound_names
+from weft.ir import types as ir
+from weft.ir.core import Block, Value, walk
+from weft.ir.views import written_by
+from weft.lang.growing import ROOM
 
 MOST_ITEMS = 256  # of a comprehension, which is written out
 _Comprehension = ast.GeneratorExp | ast.ListComp
@@ -61,13 +66,43 @@ def of_generator(cx: Lowering, name: str, node: ast.Call) -> Operand | None:
         )  # fmt: skip
     made, span = _own(node.args[0]), cx.span(node)
     if name in ("sum", "min", "max") and len(made.generators) == 1 and not made.generators[0].ifs:
-        row = _as_row(cx, made, span)
-        if row is not None and name == "sum":
-            first = cx.expression(start[0]) if start else Static(0)
-            return sequences.total(cx, row, first, span)
-        if row is not None:
+        with _tried(cx):
+            row = _as_row(cx, made, span)
+            if row is None or (name != "sum" and _acts(cx, row, made.elt)):  # an item twice
+                raise _Other
+            if name == "sum":
+                first = cx.expression(start[0]) if start else Static(0)
+                return sequences.total(cx, row, first, span)
             return sequences.extreme(cx, row, "<" if name == "min" else ">", span)
     return _in_statements(cx, name, made, start, node)
+
+
+class _Other(Exception):
+    """What has been lowered is to be lowered otherwise."""
+
+
+@contextmanager
+def _tried(cx: Lowering) -> Generator[None]:
+    """Takes back what is lowered in a ``with`` that ``_Other`` leaves: it would be done twice."""
+    block, env = cx.builder.block, dict(cx.frame.env)
+    operations, uses = len(block.ops), len(cx.row_uses)
+    try:
+        yield
+    except _Other:
+        cx.builder.block = block
+        del block.ops[operations:], cx.row_uses[uses:]
+        cx.frame.env.clear()
+        cx.frame.env.update(env)
+
+
+def _acts(cx: Lowering, row: Row, item: ast.expr) -> bool:
+    """Whether to compute an item of ``row`` does more than that: it stores, prints or draws."""
+    if not any(isinstance(n, ast.Call) for n in ast.walk(item)):
+        return False
+    block = Block()
+    with cx.builder.at(block):
+        row.at([Scalar(Value(ir.index), "int")])
+    return any(op in cx.draws or op.name == "weft.print" or written_by(op) for op in walk(block))
 
 
 def _as_row(cx: Lowering, node: _Comprehension, span: Span) -> Row | None:
@@ -145,24 +180,24 @@ def _set(name: str, value: ast.expr) -> ast.stmt:
     return ast.Assign([ast.Name(name, ast.Store())], value)
 
 
-class _Open(Exception):
-    """The length is known at run time only."""
-
-
 def _list(cx: Lowering, node: _Comprehension) -> Operand:
-    """A comprehension: written out, or a list that grows."""
-    try:
+    """A comprehension: written out, or, where its length is known at run time only, a list that
+    grows."""
+    with _tried(cx):
         return _written_out(cx, node)
-    except _Open:
-        return _in_loops(cx, node)
+    return _in_loops(cx, node)
 
 
 def _in_loops(cx: Lowering, node: _Comprehension) -> Operand:
     """A list that the loops append to which a comprehension stands for."""
     made, span = _own(node), cx.span(node)
     found = f"made {node.lineno}:{node.col_offset}"
-    over = cx.expression(made.generators[0].iter) if len(made.generators) == 1 else Static(None)
-    cx.frame.env[found] = list_methods.new(cx, list_methods.room(over), span)
+    most = ROOM
+    if len(made.generators) == 1:
+        with _tried(cx):
+            most = list_methods.room(cx.expression(made.generators[0].iter))
+            raise _Other
+    cx.frame.env[found] = list_methods.new(cx, most, span)
     append = ast.Attribute(_get(found), "append", ast.Load())
     body: list[ast.stmt] = [ast.Expr(ast.Call(append, [made.elt], []))]
     for generator in reversed(made.generators):
@@ -192,7 +227,7 @@ def _written_out(cx: Lowering, node: _Comprehension) -> Tup:
             cx.bind(generator.target, item, cx.span(generator.target))
             tests = [expressions.test(cx, condition) for condition in generator.ifs]
             if not all(isinstance(t, Static) for t in tests):
-                raise _Open
+                raise _Other
             if all(t.value for t in tests):
                 level(k + 1)
 
@@ -210,7 +245,7 @@ def _fixed(cx: Lowering, node: ast.expr, at: _Comprehension) -> list[Operand]:
         raise KernelSyntaxError(f"a comprehension over {describe(over)}", cx.span(node),
                                 help="go over a range, a tuple or a row")  # fmt: skip
     if not isinstance(found.count, Static):
-        raise _Open
+        raise _Other
     return [found.item(Static(k)) for k in range(found.count.value)]
 
 

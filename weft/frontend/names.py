@@ -181,7 +181,7 @@ def _bind(node: ast.AST, names: list[str]) -> bool:
 
 def stored_into(node: ast.AST) -> set[str]:
     """The names, dotted ones too, into whose elements ``node`` stores: ``v[i] = a``, ``v.x += a``,
-    ``atomic_add(v[i], a)``."""
+    ``atomic_add(v[i], a)``; of ``s.v.x = a`` both ``s.v`` and ``s``."""
     found: set[str] = set()
     for child in ast.walk(node):
         place: ast.AST | None = None
@@ -194,8 +194,10 @@ def stored_into(node: ast.AST) -> set[str]:
             place = place.value
             if root_name(place) is not None:
                 found.add(dotted(place))
-        if isinstance(place, ast.Attribute) and root_name(place.value) is not None:
-            found.add(dotted(place.value))
+        while isinstance(place, ast.Attribute):
+            place = place.value
+            if root_name(place) is not None:
+                found.add(dotted(place))
     return found
 
 

@@ -173,8 +173,10 @@ def assigned(nodes: Iterable[ast.AST]) -> dict[str, int]:
         elif isinstance(node, ast.Starred):
             target(node.value)
         elif isinstance(node, (ast.Subscript, ast.Attribute)):
-            # v[0] = x and v.x = y make a new vector of v; stores to tensors do no harm here.
-            base = node.value
+            # v[0] = x and s.v.x = y make new values of v and s; stores to tensors do no harm here.
+            base: ast.expr = node
+            while isinstance(base, ast.Subscript | ast.Attribute):
+                base = base.value
             if isinstance(base, ast.Name):
                 counts[base.id] = counts.get(base.id, 0) + 2
 

@@ -129,6 +129,67 @@ def test_gradients_of_many_layouts_dtypes_and_orders(usual):
         torch.testing.assert_close(dy[::2], (3 * x).detach())
 
 
+@weft.kernel
+def differences(x):
+    out = torch.empty_like(x)
+    for i, j in weft.ndrange(x.shape[0], x.shape[1]):
+        out[i, j] = x[i, j] * x[i, j] - x[i, (j + 1) % x.shape[1]]
+    return out
+
+
+def called_in_c(f):
+    """What ``f`` gives, and the names of builtins that its backward has called."""
+    names = []
+
+    def watched(frame, event, argument):
+        if event == "c_call" and frame.f_code.co_filename.startswith("<weft"):
+            names.append(argument.__name__)
+
+    sys.setprofile(watched)
+    try:
+        return f(), names
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("columns", [2, 7, 300])
+def test_the_gradient_of_a_sum_is_written_out_by_the_builtin(usual, dtype, columns):
+    x, row, other = (leaf(*shape, dtype=dtype) for shape in ((3, columns), (columns,), (columns,)))
+    planned(differences, x)
+    planned(multiply, row, other)
+    del usual[:]
+    one = torch.tensor(0.3, dtype=dtype)
+    for kernel, args in ((differences, (x,)), (multiply, (row, other))):
+        out = kernel(*args)
+        expected = torch.autograd.grad(out, args[0], one.repeat(out.shape), retain_graph=True)
+        small = out.numel() * dtype.itemsize <= 4096
+        for _ in range(2):
+            found, names = called_in_c(
+                lambda out=out, args=args: torch.autograd.grad(
+                    out, args[0], one.expand(out.shape), retain_graph=True
+                )
+            )
+            assert torch.equal(found[0], expected[0])
+            assert names == (["launch"] if small else ["launch", "contiguous", "launch"])
+    assert not usual
+
+
+def test_the_gradient_of_a_sum_of_which_another_step_reads_is_copied():
+    @weft.kernel
+    def in_two_steps(x, k):
+        out = torch.zeros_like(x)
+        for i in range(x.shape[0]):
+            out[i] = x[i] * x[k[i]]
+        return out
+
+    x, k = leaf(5), torch.tensor([1, 1, 0, 4, 2])
+    for n in range(6):
+        (found,) = torch.autograd.grad(in_two_steps(x, k).sum() * n, x)
+        (expected,) = torch.autograd.grad((x * x[k]).sum() * n, x)
+        torch.testing.assert_close(found, expected)
+
+
 def test_gradients_that_require_grad_are_as_others(usual):
     x, y = leaf(5), leaf(5)
     planned(multiply, x, y)

@@ -238,9 +238,9 @@ def _backward(
         fresh[buffer.name], names[buffer.name] = fresh_maker(env[buffer.name], zeros=False), f"w{n}"
     for n, step in enumerate(made.steps):
         own = {name: fresh.pop(name) for name in step.names if name in fresh}
-        scope[f"step{n}"] = launched = _launched(
-            step, made.values(step, env), of, own, None if n else bool(adjoint.taped)
-        )
+        alike, first = made.values(step, env), None if n else bool(adjoint.taped)
+        launched = _launched(step, alike, of, own, first, _read_once(loop, made))
+        scope[f"step{n}"] = launched
         if launched is None:
             return None
         passed_on = [names[adjoint.copies[x]] + ".clone()" if x in adjoint.copies else names[x]
@@ -283,19 +283,29 @@ def repeats(loop: Loop, base: Reversed, made: Reversed) -> bool:
     )  # fmt: skip
 
 
+def _read_once(loop: Loop, made: Reversed) -> str:
+    """The gradient of the loop's result by name, where one step reads it, else nothing."""
+    if len(loop.written) > 1:
+        return ""
+    name = adjoint_prefix(loop.function) + loop.names[loop.written[0]]
+    return name if sum(name in step.names for step in made.steps) == 1 else ""
+
+
 def _launched(
     step: Loop, values: Sequence[Any], chooser: _History,
-    fresh: Mapping[str, Callable[[], torch.Tensor]], first: bool | None,
+    fresh: Mapping[str, Callable[[], torch.Tensor]], first: bool | None, given_once: str,
 ) -> Callable[..., Any] | None:  # fmt: skip
     """A builtin that launches ``step`` on values like these, without those that are ``fresh``, by
     name: it makes and gives them. It gives NotImplemented where the values are not like these, and
     launches nothing. ``first``: if not None, also where a derivative of it is asked for, or, if
-    true, torch is to be deterministic and was not, or was. None where there is no builtin."""
+    true, torch is to be deterministic and was not, or was. ``given_once``: a gradient that may
+    be one element for all of its places, as that of a sum is. None where there is no builtin."""
     if not isinstance(step.run, CompiledFunction):
         return None
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
-    known = [v for v, name in zip(values, step.names, strict=True)
-             if isinstance(v, torch.Tensor) and name not in fresh]  # fmt: skip
+    by_name = {name: v for v, name in zip(values, step.names, strict=True)
+               if isinstance(v, torch.Tensor) and name not in fresh}  # fmt: skip
+    known = [*by_name.values()]
     check = tensor_check(known)
     made, _, block = step.run.bound(values)
     slots = made.fitting(tensors, chooser).slots
@@ -323,6 +333,9 @@ def _launched(
                 return None
             how = record.FLOAT if kind == "float" else record.INTEGER
             work.step(how, given.index(name), slot=place, type=type(value), range=INT64)
+    if given_once in by_name:
+        place = pointers.index(step.names.index(given_once))
+        work.spread = _spread(known, [*by_name].index(given_once), place)
     if first is not None:
         work.step(record.ASKED, None, objects=[torch.is_grad_enabled, False])
         work.guard(vars(forward_ad), sys.intern("_current_level"), -1, item=True, absent=False)
@@ -330,6 +343,18 @@ def _launched(
         asked = torch._C._get_deterministic_algorithms
         work.step(record.ASKED, None, objects=[asked, asked()])
     return native.builtin(work.packed(), lambda *_: NotImplemented, disk(step.options))
+
+
+def _spread(tensors: Sequence[torch.Tensor], k: int, slot: int) -> native.Spread | None:
+    """For a launch on ``tensors``, of which the one at ``k`` stands at ``slot`` in the block; None
+    where that is on another device, or large."""
+    like = tensors[k]
+    small = like.nbytes <= record.MOST_SPREAD and like.element_size() in record.SPREADS
+    if like.device.type != "cpu" or not small:
+        return None
+    one = torch.zeros((), dtype=like.dtype).expand(like.shape)
+    check = tensor_check([*tensors[:k], one, *tensors[k + 1 :]])
+    return check and native.Spread(check, slot, like.numel(), like.element_size())
 
 
 def _are_floats(value: Any) -> bool:

@@ -59,6 +59,17 @@ class History(NamedTuple):
     wanted: Sequence[int]
 
 
+class Spread(NamedTuple):
+    """A tensor in the place ``slot`` of the block may be one element for all of its ``count``
+    places, of so many ``bytes``: where ``check`` holds and not that of the plan, the code reads a
+    copy that is written out on the stack."""
+
+    check: Callable[..., bool]
+    slot: int
+    count: int
+    bytes: int
+
+
 class Step(NamedTuple):
     """The words of a step; the argument is None where it looks at none."""
 
@@ -92,6 +103,7 @@ class FastCall:
     history: History | None = None
     slots: Sequence[int] | None = None
     rest: Sequence[int] | None = None
+    spread: Spread | None = None
     whole: FastCall | None = None  # the same in place of the kernel
     steps: list[Step] = field(default_factory=list)
     objects: list[object] = field(default_factory=list)
@@ -136,20 +148,22 @@ class FastCall:
         if self.history is not None:
             wanted = self.history.wanted
             rest = range(self.arguments + results) if self.rest is None else self.rest
+        spread = () if self.spread is None else self.spread[1:]
         head = (
             self.arguments, len(self.steps), tensors, len(self.disjoint), results,
             len(self.mutated), len(wanted), len(rest), len(self.block), flags, direct.way,
             direct.address, id(True), id(None), id(Exception), export(), self.checked,
-            len(OBJECTS) + len(self.objects),
+            len(OBJECTS) + len(self.objects), len(spread),
         )  # fmt: skip
         words = [*head, *(w or 0 for step in self.steps for w in step), *self.extents]
         words += [*(k for pair in self.disjoint for k in pair), *self.mutated, *slots]
-        words += [*wanted, *rest]
+        words += [*wanted, *rest, *spread]
         packed = b"".join((w & _ALL).to_bytes(8, "little") for w in words) + self.block
         return (
             packed, None, self.check, torch.Tensor.data_ptr, torch._C._increment_version,
             torch.is_grad_enabled, self.holds, self.guards, self.call, _stream, direct.device,
             _device, sys.intern("is_nested"), self.history and self.history.apply, _transforms,
+            self.spread and self.spread.check,
             *self.objects, *self.makers, direct.keep,
         )  # fmt: skip
 

@@ -11,6 +11,7 @@
     wanted   the values whose gradients are asked for, and
     rest     those that a launch is known by, where autograd is told: of the arguments, the results
              and the objects, in this order
+    spread  SPREAD words, where one of the tensors may be one element for all of its places
     block   the argument block: pointers of tensors and of results, scalars, all that is known
 
 and **objects**, which stand in a tuple together with the record (``OBJECTS``, then what the steps
@@ -25,12 +26,14 @@ import struct
 
 HEAD = (
     "arguments", "steps", "tensors", "disjoint", "results", "mutated", "wanted", "rest", "size",
-    "flags", "way", "code", "true", "none", "exception", "export", "checked", "makers",
+    "flags", "way", "code", "true", "none", "exception", "export", "checked", "makers", "spread",
 )  # fmt: skip
+SPREAD = ("slot", "count", "bytes")  # of the tensor: its place in the block, elements, their size
+SPREADS, MOST_SPREAD = (2, 4, 8), 4096  # sizes of elements, bytes of a tensor that is spread
 STEP = ("kind", "argument", "slot", "type", "low", "high")
 OBJECTS = (
     "record", "fallback", "check", "data_ptr", "increment", "grad_enabled", "holds", "guards",
-    "call", "stream", "device", "current", "nested", "history", "transforms",
+    "call", "stream", "device", "current", "nested", "history", "transforms", "alike",
 )  # fmt: skip
 # Kinds of steps. "type": the exact type that the argument has.
 TENSOR = 0  # the tensor "low" of those to check, whose address goes to "slot", unless it is nested:

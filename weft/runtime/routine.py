@@ -75,9 +75,9 @@ class _Writer(Emitter):
         """The words of a record, by name."""
         return {name: self.load(self.at(base, k)) for k, name in enumerate(names)}
 
-    def room(self, type: str) -> str:
+    def room(self, type: str, align: int = 8) -> str:
         name = self.fresh()
-        self.allocas.append(f"{name} = alloca {type}, align 8")
+        self.allocas.append(f"{name} = alloca {type}, align {align}")
         return name
 
     def address(self, pointer: str) -> str:
@@ -340,6 +340,33 @@ def _drives(w: _Writer) -> None:
     w.give("i1", "false", at="no")
 
 
+def _checks(w: _Writer) -> None:
+    """Whether the tensors are as those of the plan, or but for one that is the same element
+    everywhere: of that, a copy is written out in ``room``. Where not, an error may be set."""
+    operands = "ptr %found, i64 %count, i64 %true"
+    same = w.inst(f"call i32 @asks(ptr {w.object('check')}, {operands})")
+    w.refuse(w.test("eq", same, 1, "i32"), "yes")
+    w.refuse(w.test("eq", "%spread", 0))
+    w.need(w.clean())
+    alike = w.inst(f"call i32 @asks(ptr {w.object('alike')}, {operands})")
+    w.need(w.test("eq", alike, 1, "i32"))
+    words = w.words("%words", record.SPREAD)
+    slot = w.at("%block", words["slot"])
+    element = w.pointer(w.load(slot))
+    w.store("i64", w.address("%room"), slot)
+    types = {bytes: f"i{8 * bytes}" for bytes in record.SPREADS}
+    labels = {bytes: w.label("element") for bytes in types}
+    w.switch(words["bytes"], "no", labels)
+    for bytes, type in types.items():
+        w.start(labels[bytes])
+        value = w.load(element, type)
+        with w.each(words["count"]) as k:
+            w.store(type, value, w.at("%room", k, type))
+        w.jump("yes")
+    w.give("i1", "true", at="yes")
+    w.give("i1", "false", at="no")
+
+
 def _value(w: _Writer) -> None:
     """One of the arguments, the results and the objects, borrowed."""
     arguments, results = (w.load(w.at("%record", record.HEAD.index(name)))
@@ -457,7 +484,7 @@ def _carries(w: _Writer) -> None:
 
 def _builtin(w: _Writer) -> None:
     """The builtin: tests, then ``_carries``."""
-    one = w.room("ptr")
+    one, room = w.room("ptr"), w.room(f"[{record.MOST_SPREAD} x i8]", 64)
     bytes = w.api("PyTuple_GetItem", "%self", 0)
     start = w.api("PyBytes_AsString", bytes)
     head = w.words(start, record.HEAD)
@@ -471,6 +498,7 @@ def _builtin(w: _Writer) -> None:
     template = mutated
     for name in ("mutated", "results", "wanted", "rest"):
         template = w.at(template, head[name])
+    spread, template = template, w.at(template, head["spread"])
     block = w.inst(f"alloca i8, i64 {head['size']}, align 16")
     found = w.inst(f"alloca ptr, i64 {head['checked']}")
     w.copy(block, template, head["size"])
@@ -488,7 +516,9 @@ def _builtin(w: _Writer) -> None:
         w.need(w.test("eq", answer, wanted, "i32"), "unexpected")
 
     with w.where(w.test("ne", head["checked"], 0)):
-        answers(w.object("check"), found, head["checked"], 1)
+        places = f"ptr {spread}, ptr {room}, ptr {block}"
+        operands = f"ptr {found}, i64 {head['checked']}, {true}, i64 {head['spread']}, {places}"
+        w.need(w.inst(f"call i1 @checks(ptr %self, {operands})"), "unexpected")
     recording = w.room("i32")
     w.store("i32", 0, recording)
     with w.where(w.test("ne", w.inst(f"and i64 {head['flags']}, {record.GRAD}"), 0)):
@@ -540,6 +570,8 @@ _PARTS: dict[str, Callable[[_Writer], None]] = {
     "internal i1 @fits(ptr %self, ptr %step, ptr %args, ptr %block, ptr %tensors, i64 %export, "
     "i64 %true)": _fits,
     "internal i1 @drives(ptr %self, ptr %cell, ptr %block, i64 %flags)": _drives,
+    "internal i1 @checks(ptr %self, ptr %found, i64 %count, i64 %true, i64 %spread, ptr %words, "
+    "ptr %room, ptr %block)": _checks,
     "internal ptr @value(ptr %self, ptr %record, ptr %args, ptr %made, i64 %which)": _value,
     "internal ptr @told(ptr %self, ptr %record, ptr %args, ptr %made, ptr %slots)": _told,
     "internal ptr @carries(ptr %self, ptr %record, ptr %args, ptr %block, ptr %mutated, i64 %true, "

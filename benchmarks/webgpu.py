@@ -4,9 +4,9 @@
 
 One process, one table: milliseconds of a call; that of WebGPU with tensors of the CPU (copies in
 and out) and with tensors that live on the device (calls are queued, and waited for together); the
-first call, from source to result, in a process that has compiled before, and of that: weft's
-compiler, wgpu reading the text, and wgpu and the driver making pipelines of it; and the largest
-difference from the CPU's result, over the largest value.
+first call, from source to result, in a process that has compiled before (a gradient, too), and of
+that: weft's compiler, and in other threads wgpu reading the text, and wgpu and the driver making
+pipelines of it; and the largest difference from the CPU's result, over the largest value.
 """
 
 import argparse
@@ -41,6 +41,14 @@ def histogram(x: torch.Tensor, counts: torch.Tensor) -> None:
 def touch(x: torch.Tensor) -> None:
     for i in range(x.shape[0]):
         x[i] = 1.0
+
+
+@weft.kernel
+def halved(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = 0.5 * x[i]
+    return out
 
 
 @dataclass(frozen=True)
@@ -193,6 +201,9 @@ def main() -> None:
     begin = time.perf_counter()
     touch.on("webgpu")(torch.zeros(3))
     print(f"{webgpu.adapter()}; the first kernel {time.perf_counter() - begin:.1f} s", flush=True)
+    halved.on("webgpu")(
+        torch.ones(3, requires_grad=True)
+    ).sum().backward()  # imports what gradients need
     rows = [HEAD]
     for subject in subjects(given.small):
         try:

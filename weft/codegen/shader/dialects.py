@@ -71,6 +71,10 @@ class Dialect(abc.ABC):
         """A word of "params"."""
         return f"params[{word}u]"
 
+    def rolled(self, step: str, type: str) -> str:
+        """The step of a loop that is not worth a driver's unrolling."""
+        return step
+
     @abc.abstractmethod
     def let(self, name: str, type: str, value: str) -> str: ...
     @abc.abstractmethod
@@ -121,6 +125,11 @@ class Wgsl(Dialect):
     def param(self, word: int) -> str:
         """Uniform, as GPUs have registers for; arrays of those are of vectors of four."""
         return f"params[{word // 4}u].{'xyzw'[word % 4]}"
+
+    def rolled(self, step: str, type: str) -> str:
+        """One that no driver knows: WGSL has no other way to say so. NVIDIA's unrolls what it can,
+        remainders of a few turns, too."""
+        return f"({step} + {type}({self.param(3)}))"
 
     def let(self, name: str, type: str, value: str) -> str:
         return f"let {name}: {type} = {value};"

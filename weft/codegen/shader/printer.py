@@ -134,9 +134,13 @@ class Printer(Arrays):
         self.block(block)
         self.assign(names, block.terminator.operands)
 
-    def over(self, iv: Value, bounds: Sequence[Value]) -> AbstractContextManager[None]:
-        """A loop over ``iv``."""
+    def over(
+        self, iv: Value, bounds: Sequence[Value], *, rolled: bool = False
+    ) -> AbstractContextManager[None]:
+        """A loop over ``iv``. ``rolled``: it is not worth unrolling."""
         lower, upper, step = map(self.of, bounds)
+        if rolled:
+            step = self.d.rolled(step, type_of(iv.scalar))
         name = self.names[iv] = self.fresh(iv)
         self.line(self.d.variable(name, type_of(iv.scalar), lower))
         return self.loop(f"{name} < {upper}", f"{name} = {name} + {step}")
@@ -146,7 +150,7 @@ class Printer(Arrays):
         self.noted(op, loop.index)
         names = self.variables(op, loop.carried, loop.inits)
         self.names.update(zip(loop.carried, names, strict=True))
-        with self.over(loop.index, loop.bounds):
+        with self.over(loop.index, loop.bounds, rolled=op.attrs.get("unroll") == 1):
             self.region(op.body, names)
         self.names.update(zip(op.results, names, strict=True))
 

@@ -26,6 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 import weft
 import weft.pytorch.dtensor  # here, so that ranks need not import it
@@ -362,7 +363,7 @@ def trained(model: nn.Module, x: torch.Tensor, factor: int = 1) -> list[torch.Te
 
 
 def models(checks: Checks) -> None:
-    """FSDP2 and tensor parallel, training steps against one process."""
+    """DDP, FSDP2 and tensor parallel, training steps against one process."""
     mesh, ranks = checks.mesh, checks.mesh.size()
     model = Model().to(checks.device)
     x = checks.tensor(4 * ranks, 6)
@@ -374,6 +375,16 @@ def models(checks: Checks) -> None:
         pairs = zip(found.named_parameters(), expected.parameters(), strict=True)
         for (name, value), other in pairs:
             torch.testing.assert_close(whole(value.data), other.data, msg=name)
+
+    def ddp() -> None:
+        for compiled in (False, True):
+            single, replicated = copy.deepcopy(model), copy.deepcopy(model)
+            run = DistributedDataParallel(replicated)
+            if compiled:
+                run = torch.compile(run, backend="aot_eager")
+            trained(run, x.chunk(ranks)[mesh.get_local_rank()], ranks)  # averaged, as below
+            trained(single, x)
+            compare(replicated, single)
 
     def fsdp() -> None:
         single, sharded = copy.deepcopy(model), copy.deepcopy(model)
@@ -399,6 +410,7 @@ def models(checks: Checks) -> None:
             torch.testing.assert_close(whole(found), expected)
         compare(parallel, single)
 
+    checks.check("DDP", ddp)
     checks.check("FSDP2", fsdp)
     checks.check("tensor parallel", tensor_parallel)
 
@@ -413,8 +425,8 @@ def work(rank: int, ranks: int, device: str, store: str, queue: Any) -> None:
     found = []
     line = Checks(rank, device, init_device_mesh(device, (ranks,)))
     on_a_line(line)
+    models(line)
     if ranks == 2:
-        models(line)
         compiled(line)
     found.append(line)
     if ranks == 4:

@@ -288,10 +288,28 @@ def both_ways(x, start):
     return s
 
 
+def assigned_both_ways(x, start):
+    s = start[0]
+    for i in range(x.shape[0]):
+        s = 2 + s
+        s = s - x[i]
+    return s
+
+
+def assigned(x, start):
+    s = start[0]
+    for i in range(x.shape[0]):
+        s = s - x[i]
+        if i % 2 == 0:
+            s = s - x[i]
+    return s
+
+
+@pytest.mark.parametrize("taken", [subtracted, assigned])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.filterwarnings("ignore:.*wraps")
-def test_differences_of_a_parallel_loop(dtype: torch.dtype) -> None:
-    kernel, most = weft.kernel(debug=True)(subtracted), torch.iinfo(dtype).max
+def test_differences_of_a_parallel_loop(dtype: torch.dtype, taken) -> None:
+    kernel, most = weft.kernel(debug=True)(taken), torch.iinfo(dtype).max
     for start, values, fits in (
         (100, [1, 2, 3], True), (most, [most // 3, most // 9, 0], True), (10, [2, 2, 2], True),
         (most, [most // 2 + 1, 1], dtype.is_signed and most < 2**31), (9, [2, 2, 2], False),
@@ -306,7 +324,8 @@ def test_differences_of_a_parallel_loop(dtype: torch.dtype) -> None:
                 kernel(x, first)
     if not dtype.is_signed:
         x = torch.tensor([1, 4, 2], dtype=dtype)
-        assert weft.kernel(debug=True)(both_ways)(x, torch.tensor([5], dtype=dtype)).item() == 4
+        ways = both_ways if taken is subtracted else assigned_both_ways
+        assert weft.kernel(debug=True)(ways)(x, torch.tensor([5], dtype=dtype)).item() == 4
 
 
 def test_a_sum_of_a_parallel_loop_for_cuda() -> None:

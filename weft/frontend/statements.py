@@ -51,12 +51,30 @@ from weft.ir.core import Op, Value
 
 def assignment(cx: Lowering, node: ast.Assign) -> None:
     span = cx.span(node)
+    if (update := _difference(cx, node)) is not None:
+        augmented(cx, update)
+        return
     operand = cx.expression(node.value)
     for target in node.targets:
         if isinstance(operand, Static) and cx.frame.counts.get(getattr(target, "id", ""), 0) > 1:
             operand = records.of_constant(cx, operand, span) or operand  # it changes in the loop
         operand = lists.assigned(cx, target, node.value, operand, span)
         cx.bind(target, operand, span)
+
+
+def _difference(cx: Lowering, node: ast.Assign) -> ast.AugAssign | None:
+    """``s -= v``, where ``s = s - v`` is an update of an unsigned total that a parallel loop takes
+    from, and ``s += v`` likewise (see ``overflow.taken_off``)."""
+    match node:
+        case ast.Assign(
+            targets=[ast.Name(id=name) as target],
+            value=ast.BinOp(left=left, op=ast.Add() | ast.Sub() as op, right=right),
+        ) if name in cx.frame.differences:
+            if isinstance(op, ast.Add) and getattr(left, "id", None) != name:
+                left, right = right, left
+            if getattr(left, "id", None) == name:
+                return ast.copy_location(ast.AugAssign(target, op, right), node)
+    return None
 
 
 def annotated(cx: Lowering, node: ast.AnnAssign) -> None:

@@ -115,11 +115,27 @@ def test_sums_agree_with_enumeration(first, second, lower, upper):
 
     value = poly(first) * poly(second)
     end = poly(upper).substitute(lambda leaf: atom(n) if leaf is i else None)
-    found = Sums().over(Count(value), i, number(lower), end, ())
+    found = Sums(2_000_000).over(Count(value), i, number(lower), end, ())  # whatever it takes
     for size in range(-3, 8):
         expected = sum(evaluate(value, {i: k, n: size})
                        for k in range(lower, evaluate(end, {n: size})))  # fmt: skip
         assert Fraction(evaluate(found.poly, {n: size}), found.over) == expected
+
+
+@pytest.mark.parametrize("divisor", [2, 7, 40, 1000])
+@pytest.mark.parametrize("factor", [1, -1, 3, 38, 39, -41])
+@pytest.mark.parametrize(("lower", "upper"), [(0, 40), (-3, 45), (5, 6)])
+def test_sums_of_quotients(divisor: int, factor: int, lower: int, upper: int) -> None:
+    """Cut where the quotient goes on, or by remainders: whichever are fewer."""
+    i, j = Value(index, "i"), Value(index, "j")
+    for rest in (number(0), number(38), atom(j).scaled(5)):
+        quotient = atom(Floor(atom(i).scaled(factor) + rest, number(divisor)))
+        value = quotient * quotient + atom(i)
+        ranges = [(j, number(0), number(9))]
+        found = Sums().over(Count(value), i, number(lower), number(upper), ranges)
+        for at in range(9):
+            expected = sum(evaluate(value, {i: k, j: at}) for k in range(lower, upper))
+            assert Fraction(evaluate(found.poly, {j: at}), found.over) == expected
 
 
 def test_sums_of_powers():

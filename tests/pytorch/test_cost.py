@@ -21,6 +21,16 @@ from weft.pytorch.flops import CountWarning
 
 
 @weft.kernel
+def around(x):
+    n, m = x.shape
+    out = torch.empty_like(x)
+    for i, j in weft.ndrange(n, m):
+        beside = x[(i + 1) % n, j] + x[(i - 1) % n, j] + x[i, (j + 1) % m] + x[i, (j - 1) % m]
+        out[i, j] = beside - 4.0 * x[i, j]
+    return out
+
+
+@weft.kernel
 def conv(w: torch.Tensor, k: torch.Tensor, eps: float) -> torch.Tensor:
     B, C, T = k.shape
     out = torch.empty_like(k)
@@ -270,6 +280,18 @@ def test_symbolic_sizes():
     assert isinstance(count, torch.SymInt)
     assert count.node.shape_env.guards == []
     assert count.node.hint == 2 * (2 * 3 * 8 * 9 // 2)
+
+
+def test_a_gradient_of_what_wraps_around_is_counted() -> None:
+    """It took minutes: a step for each remainder of the size, or the whole budget of steps for
+    each row."""
+    for rows, columns in ((3, 4), (1, 5), (1200, 900)):
+        found = around.backward.cost(torch.empty(rows, columns, device="meta"))
+        assert found.exact
+        each = {"add": 5, "multiply": 1, "sign and rounding": 1, "FLOPs": 6}
+        assert {k: n.value for k, n in found.operations.items()} == {
+            kind: n * rows * columns for kind, n in each.items()
+        }
 
 
 def test_data_that_decide_are_said():

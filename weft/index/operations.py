@@ -217,7 +217,9 @@ class _Walk:
         if then == otherwise:
             return then
         asked = self.extraction.condition(branch.condition) if self.decided else None
-        condition = self._settled(asked)
+        condition = self._open(self._settled(asked), ranges)
+        if condition == Both(()):
+            return then
         if len(list(condition_polys(condition))) > _COMPARED:
             condition = None
         holds = indicator(condition, self._symbol)
@@ -267,6 +269,17 @@ class _Walk:
                 return condition if self._is_known(poly) else None
             case None:
                 return None
+
+    def _open(self, condition: Condition | None, ranges: Sequence[Range]) -> Condition | None:
+        """The condition without what holds for all indices; ``Both(())`` is what always holds."""
+        match condition:
+            case Both(parts):
+                left = tuple(p for p in (self._open(p, ranges) for p in parts) if p != Both(()))
+                return left[0] if len(left) == 1 else Both(left)
+            case Compare("ge", poly) if sign(rewritten(poly, self._symbol), ranges) == 1:
+                return Both(())
+            case _:
+                return condition
 
 
 def _works(op: Op) -> bool:

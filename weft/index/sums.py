@@ -197,6 +197,11 @@ class Sums:
                 divided, slope = divisor.constant, numerator.slope(iv)
                 if divided is not None and divided > 0 and slope:
                     period = divided // math.gcd(divided, slope)
+                    whole = (2 * slope + divided) // (2 * divided)  # of the index in the quotient
+                    rest = numerator - atom(iv).scaled(whole * divided)
+                    values = _quotients(rest, divided, ranges)
+                    if values is not None and len(values) <= period and rest.slope(iv):
+                        return self._by_value(a, whole, values, value, iv, lower, upper, ranges)
                     return self._by_remainder(period, value, iv, lower, upper, ranges)
             case _:
                 pass
@@ -239,13 +244,47 @@ class Sums:
             cut = pick("max", cut, lower)
         if sign(upper - cut, outer) != 1:
             cut = pick("min", cut, upper)
-        plain = all(isinstance(x, (Value, Dim)) for x in cut.atoms())
+        plain = _is_plain(cut)
         halves = ((lower, cut, low, cut if plain else high),
                   (cut, upper, cut if plain else low, high))  # fmt: skip
         sides = (-1, 1) if slope > 0 else (1, -1)
         total = NOTHING
         for side, (begin, end, least, most) in zip(sides, halves, strict=True):
             total += self._over(where(side), iv, begin, end, [(iv, least, most), *outer])
+        return total
+
+    def _by_value(
+        self, a: Floor, whole: int, values: range, value: Poly, iv: Value, lower: Poly, upper: Poly,
+        ranges: Sequence[Range],
+    ) -> Count:  # fmt: skip
+        """The quotient ``a`` is ``whole`` times the index, and one of ``values``: the range is cut
+        where that goes on to the next."""
+        (_, low, high), *outer = ranges
+        divisor = a.divisor.constant or 1
+        numerator = a.numerator - atom(iv).scaled(whole * divisor)
+        slope = numerator.slope(iv)
+        assert slope
+        rest = numerator - atom(iv).scaled(slope)
+        total, begin = NOTHING, lower
+        ordered = values if slope > 0 else values[::-1]
+        for quotient in ordered:
+            if quotient == ordered[-1]:
+                end = upper
+            elif slope > 0:  # the first index whose quotient is beyond this one
+                end = -floor(rest - number(divisor * (quotient + 1)), number(slope))
+            else:
+                end = floor(rest - number(divisor * quotient), number(-slope)) + ONE
+            if end is not upper:
+                if sign(end - begin, outer) != 1:
+                    end = pick("max", end, begin)
+                if sign(upper - end, outer) != 1:
+                    end = pick("min", end, upper)
+            there = atom(iv).scaled(whole) + number(quotient)
+            here = rewritten(value, lambda x, there=there: there if x == a else None)
+            least, most = (side if _is_plain(side) else bound
+                           for side, bound in ((begin, low), (end, high)))  # fmt: skip
+            total += self._over(here, iv, begin, end, [(iv, least, most), *outer])
+            begin = end
         return total
 
     def _by_remainder(
@@ -270,6 +309,19 @@ class Sums:
         for k in range(begin, end):
             total += rewritten(value, lambda x, k=k: number(k) if x == iv else None)
         return Count(total)
+
+
+def _is_plain(poly: Poly) -> bool:
+    return all(isinstance(a, (Value, Dim)) for a in poly.atoms())
+
+
+def _quotients(numerator: Poly, divisor: int, ranges: Sequence[Range]) -> range | None:
+    """What ``numerator // divisor`` may be, where the numerator has known ends."""
+    ends = [extreme(numerator, ranges, upper) for upper in (False, True)]
+    least, most = (None if end is None else end.constant for end in ends)
+    if least is None or most is None:
+        return None
+    return range(least // divisor, most // divisor + 1)
 
 
 def _power_sum(value: Poly, iv: Value, lower: Poly, upper: Poly) -> Count:

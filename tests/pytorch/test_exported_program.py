@@ -11,8 +11,9 @@ import weft
 from examples.softmax import softmax
 from tests import processes
 from weft.errors import KernelTypeError, KernelValueError
-from weft.pytorch import exported_program
+from weft.pytorch import exported_program, package_texts
 from weft.pytorch.hosted import OLDEST, traced_loops
+from weft.pytorch.package_texts import Package
 from weft.runtime import stable
 
 pytestmark = [
@@ -197,6 +198,19 @@ def packages(tmp_path: Path) -> Path:
     example = torch.randn(5, 6), torch.randn(6), 1e-5
     normalized.export(tmp_path / "libnormalized.so", example, dynamic={"x": {0: rows}})
     return tmp_path
+
+
+def test_packages_of_an_earlier_library_are_removed(tmp_path: Path) -> None:
+    """And those of others stay."""
+    files = ("libsquare.pt2", "libsquare_1.pt2")
+    for name in (*files, "libsquare_big.pt2", "model.pt2"):
+        (tmp_path / name).touch()
+    x = torch.rand(3, 4)
+    packages = [Package(name, (("x", x),), {}, 1, frozenset()) for name in files]
+    package_texts.write(tmp_path / "libsquare.so", "square", "weft", packages, {})
+    softmax.export(tmp_path / "libsquare.so", (x,))
+    assert {p.name for p in tmp_path.glob("*.pt2")} == {"libsquare_big.pt2", "model.pt2"}
+    assert (tmp_path / "libsquare.so").exists()
 
 
 @pytest.mark.slow

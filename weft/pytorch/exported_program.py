@@ -116,9 +116,22 @@ def export(
     Of a kernel that is one loop (see ``shared_library.export``) the library has all. Of a host part
     that PyTorch traces, packages of AOTInductor beside the library have the whole, one for each of
     the ``examples``, for numbers as the example's and sizes as ``dynamic`` says: by tensors' names
-    what ``torch.export`` takes as dynamic shapes; None is all that can vary. Raises
+    what ``torch.export`` takes as dynamic shapes; None is all that can vary. Packages of an earlier
+    library at ``path``, which its header has and the new one has not, are removed. Raises
     ``CompileError``s.
     """
+    file = pathlib.Path(path)
+    before = package_texts.packages_of(file)
+    kept = _export(kernel, file, examples, target, dynamic)
+    for name in before.difference(kept):
+        file.with_name(name).unlink(missing_ok=True)
+
+
+def _export(
+    kernel: KernelLike, file: pathlib.Path, examples: Sequence[Any], target: str,
+    dynamic: Mapping[str, Any] | None,
+) -> list[str]:  # fmt: skip
+    """``export``, and the names of the packages beside the library."""
     if not examples:
         raise KernelTypeError(
             f"`{kernel.__name__}` cannot be exported", kernel.span,
@@ -129,14 +142,14 @@ def export(
     if not loops and operators.followed:
         loops = traced_loops(operators, exported=True)
     if not loops or recipe_of(kernel) is not None:
-        shared_library.export(kernel, path, examples, target)
-        return
+        shared_library.export(kernel, file, examples, target)
+        return []
     if TorchVersion(torch.__version__) < OLDEST:
         raise KernelTypeError(
             f"the host part of `{kernel.__name__}` takes a package of AOTInductor, and that "
             f"PyTorch {OLDEST}: this is {torch.__version__}", kernel.span, help=_OLDER,
         )  # fmt: skip
-    file, library = pathlib.Path(path), Library(target)
+    library = Library(target)
     calls = [kernel.bind(tuple(values), {}).arguments for values in examples]
     kinds = [[(n, cpp_type(v) or repr(v)) for n, v in values.items()] for values in calls]
     for kind in kinds:
@@ -164,6 +177,7 @@ def export(
     library.write(file)
     space = kernel.operators.namespace
     package_texts.write(file, kernel.__name__, space, packages, library.frozen)
+    return [package.file for package in packages]
 
 
 def _configs(level: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -74,6 +75,13 @@ inline {result} {cpp_name(name)}({parameters}) {{
     values = [example_of(v) for _, v in shown]
     text = program_text(file, namespace, name, names, values, first.outputs)
     file.with_name(f"{file.stem}_example.cpp").write_text(text)
+
+
+def packages_of(file: pathlib.Path) -> set[str]:
+    """The packages that the header of a library asks for, which may not be there yet."""
+    header = file.with_suffix(".h")
+    text = header.read_text() if header.is_file() else ""
+    return set(re.findall(rf'_folder\(\) \+ "/({re.escape(file.stem)}[_0-9]*\.pt2)"', text))
 
 
 def cpp_type(value: Any) -> str:

@@ -151,6 +151,7 @@ from weft.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from weft import ad as ad
+    from weft.lang import algorithms as algorithms
     from weft.lang import experimental as experimental
     from weft.lang import linalg as linalg
     from weft.lang.layout import Layout as Layout
@@ -198,6 +199,7 @@ _TAICHI = {
     **{name: f"weft.lang.layout:{name}" for name in ("root", "axes", "Layout")},
     "FieldsBuilder": "weft.lang.layout:Level",
     "real_func": "weft.lang.loops:func", "experimental": "weft.lang.experimental",
+    "algorithms": "weft.lang.algorithms",
     **{name: f"weft.lang.structs:{name}" for name in ("Struct", "StructField", "dataclass")},
     **{name: f"weft.lang.linalg:{name}" for name in ("solve", "eig", "sym_eig", "polar_decompose")},
     "svd": "weft.lang.linalg:taichi_svd", "linalg": "weft.lang.linalg",

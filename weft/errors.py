@@ -79,6 +79,12 @@ class KernelAssertionError(CompileError, AssertionError):
     """An ``assert`` in a kernel that did not hold."""
 
 
+OVERFLOW_HELP = (
+    "compute in a wider type, weft.i64(x), or with a mask of the bits that are meant; without "
+    "debug, integers wrap"
+)
+
+
 class KernelOverflowError(CompileError, OverflowError):
     """An integer that wrapped, in debug mode."""
 

@@ -74,6 +74,7 @@ class Definition:
         from weft.frontend.accumulations import accumulating  # where a kernel is called
 
         source, scope = read_function(self.function, self.__name__), Scope.of(self.function)
+        source.asserts = self._unscheduled.asserts or self._unscheduled.debug
         source.tree = accumulating(source, scope)
         source.tree = configured_loops(source, scope)
         return source
@@ -83,7 +84,7 @@ class Definition:
         """The host part and the device loops. Raises ``CompileError``s."""
         check = functools.partial(check_argument, span=self.span)
         with deep(self.span), rarely_collected:
-            parts = split(self.source, self.function, check)
+            parts = split(self.source, self.function, check, self._unscheduled.debug)
         return parts if self.tuning is None else self.tuning.parts(self, parts)
 
     @functools.cached_property
@@ -115,20 +116,21 @@ class Definition:
         return self.parts.mutated & {p.name for p in self.parts.parameters}
 
     @functools.cached_property
+    def _unscheduled(self) -> Options:
+        given = {name: value for name, value in self.given.items() if name != "schedule"}
+        return replace(default_options(), **{**field.Field.defaults.asked, **given})
+
+    @functools.cached_property
     def options(self) -> Options:
-        given = {**self.given}
-        schedule = given.pop("schedule", None)
-        options = replace(default_options(), **{**field.Field.defaults.asked, **given})
-        if schedule is None:
-            return options
+        if (schedule := self.given.get("schedule")) is None:
+            return self._unscheduled
         from weft.runtime import scheduling  # only where a person asks for a schedule
 
         found = scheduling.entries(schedule, self.__name__, self._lines, self.span)
-        return replace(options, schedules=tuple(found))
+        return replace(self._unscheduled, schedules=tuple(found))
 
     @property
     def _lines(self) -> list[int]:
-        """The lines of the device loops."""
         return [region.span.line for region in self.parts.regions]
 
     @property
@@ -207,7 +209,7 @@ class Definition:
         if self._host is not None:
             what = f"`{self.__name__}` is decorated again after its first call"
             raise KernelTypeError(what, self.span, help="decorate it where it is defined")
-        for name in ("options", "signature", "parts"):
+        for name in ("_unscheduled", "options", "signature", "source", "parts"):
             self.__dict__.pop(name, None)
         self.given, self.tuning = {**self.given, **options}, tuning or self.tuning
 
@@ -571,13 +573,12 @@ def kernel(
     ``strict_math`` forbids contraction and reassociation. ``schedule``: how loops are run, as
     ``Kernel.schedule`` says, ``{"cuda": "unroll_jam(t, 4)"}``, or, by the number of the loop,
     ``{"cuda": {0: "unroll_jam(t, 4)", 2: "persist(32)"}}``. ``fuse``: whether Inductor may fuse
-    loops with PyTorch's own; True: also those that are expected to be slower so.
-    ``autocast``: what ``torch.autocast`` does to arguments of floats. Nothing, if it is not given;
-    a dtype: all go to it; names of parameters: these go to autocast's own; True: those that loops
-    use for contractions alone do. Gradients have the dtypes that were passed."""
-    given = {"debug": debug, "strict_math": strict_math, "schedule": schedule,
-             "fuse": fuse, "autocast": autocast}  # fmt: skip
-    options = {key: value for key, value in given.items() if value is not None}
+    loops with PyTorch's own; True: also those that are expected to be slower so. ``autocast``: what
+    ``torch.autocast`` does to arguments of floats. Nothing, if it is not given; a dtype: all go to
+    it; names of parameters: these go to autocast's own; True: those that loops use for contractions
+    alone do. Gradients have the dtypes that were passed."""
+    given = {"debug": debug, "strict_math": strict_math, "schedule": schedule, "fuse": fuse}
+    options = {k: v for k, v in (given | {"autocast": autocast}).items() if v is not None}
 
     def decorate(function: Any) -> Any:
         inner = kernel_inside(function)
@@ -591,10 +592,9 @@ def kernel(
             help = "put it directly above the `def`, below @staticmethod and the like"
             raise KernelTypeError(what, help=help)
         if hasattr(function, "__wrapped__"):
-            raise KernelTypeError(
-                f"`{function.__name__}` is decorated below weft.kernel, and the loops are compiled "
-                "from the function inside", help="put weft.kernel directly above the `def`",
-            )  # fmt: skip
+            what = f"`{function.__name__}` is decorated below weft.kernel, and the loops are "
+            what += "compiled from the function inside"
+            raise KernelTypeError(what, help="put weft.kernel directly above the `def`")
         return Kernel(function, options, name, namespace)
 
     return decorate if function is None else decorate(function)

@@ -52,6 +52,7 @@ class Options:
     """How kernels are compiled. ``debug`` and ``strict_math`` are part of a specialisation."""
 
     debug: bool = False
+    asserts: bool = True  # without debug: whether those that are written are checked
     strict_math: bool = False
     interpret: bool = False
     on: str = ""  # the device that CPU tensors are copied to: "webgpu"

@@ -163,7 +163,7 @@ def test_fields():
     v[1] = Vector([1, 2])
     v[1, 0] += 1
     assert v[1].to_list() == [2, 2]
-    assert v.shape == (3, 2)
+    assert (v.shape, v.element_shape, v.size()) == ((3,), (2,), (3, 2))
     w = v[1]
     with pytest.raises(KernelTypeError) as error:
         w.x = 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cmath
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -243,3 +244,30 @@ def test_what_does_not_fit_a_slice_is_refused():
         too_long(torch.empty(1))
     with pytest.raises(KernelTypeError, match="2 and 3 elements"):
         ti.Matrix([[1.0, 2.0], [3.0, 4.0]])[:, 0] = ti.Vector([1.0, 2.0, 3.0])
+
+
+def test_formats_reflected_operators_and_casts_of_vectors() -> None:
+    v, m = ti.Vector([1.25, 2.0]), ti.Matrix([[1, 2], [3, 4]])
+    assert f"{v:.1f} {m:02d} {v}" == f"[1.2, 2.0] [[01, 02], [03, 04]] {v}"
+    assert (6 & m).to_list() == [[0, 2], [2, 4]]
+    assert (1 << m).to_list() == [[2, 4], [8, 16]]
+    assert (ti.i32(8) ^ m).to_list() == [[9, 10], [11, 12]]
+    assert ti.floor(v, int).to_list() == [1, 2]
+    assert ti.cast(v, float).to_list() == [1.25, 2.0]
+    assert ti.math.mat2(np.array([1, 2]), np.array([3, 4])).to_list() == [[1, 2], [3, 4]]
+
+
+def test_bits_of_annotated_numbers_are_those_of_their_type() -> None:
+    @ti.kernel
+    def bits(x: ti.i32) -> tuple[ti.i32, ti.i32, ti.i32]:
+        return ti.math.clz(x), ti.math.popcnt(x), ti.bit_shr(x, 4)
+
+    assert bits(1023) == (22, 10, 63)
+    assert bits(-16) == (0, 28, 2**28 - 1)
+
+
+def test_a_number_is_no_collection() -> None:
+    x = ti.field(ti.f32, 1)
+    x[0] = 0.1
+    assert not isinstance(x[0], Iterable)
+    assert x[0] == pytest.approx(x[0], rel=1e-5) == 0.1

@@ -264,9 +264,11 @@ def test_fields_are_placed():
 
 def test_fields_and_ndarrays_of_types():
     assert ti.types.vector(3, ti.i32).field(shape=2)[1].to_list() == [0, 0, 0]
-    assert ti.math.mat2.field(shape=(2,), offset=1).shape == (2, 2, 2)
+    matrices = ti.math.mat2.field(shape=(2,), offset=1)
+    assert (matrices.shape, matrices.element_shape) == ((2,), (2, 2))
+    assert matrices.size() == (2, 2, 2)
     assert ti.field(ti.math.ivec2, 3).dtype is torch.int32
-    assert ti.ndarray(ti.math.vec3, shape=4).shape == (4, 3)
+    assert ti.ndarray(ti.math.vec3, shape=4).shape == (4,)
     assert ti.Matrix.ndarray(2, 3, ti.f64, shape=(3,)).dtype is torch.float64
     assert ti.Vector.field(3, [ti.f32] * 3, shape=1, layout=ti.Layout.SOA).dtype is torch.float32
     with pytest.raises(KernelTypeError, match="its components have one dtype"):
@@ -296,3 +298,58 @@ def test_the_gradient_of_a_kernel_of_an_object():
     assert squares.x.grad.tolist() == [12.0] * 4
     assert others.x.grad.tolist() == [20.0] * 4
     assert squares.add.__self__ is squares
+
+
+def test_the_shape_of_a_field_of_vectors_is_without_these():
+    x = ti.Vector.field(3, ti.f32, shape=(4, 2))
+    y = ti.Matrix.field(2, 2, ti.f32, shape=(), offset=())
+    out = ti.field(ti.i32, 6)
+
+    @ti.kernel
+    def sizes(a: ti.types.ndarray(ti.math.vec3, ndim=2)):
+        rows = x.shape[0]
+        for _ in range(1):
+            out[0], out[1], out[2] = rows, x.shape[1], len(x.shape)
+            out[3], out[4] = len(y.shape), len(a.shape)
+            for n in ti.static(a.shape):
+                out[5] += n
+
+    for run in (sizes, sizes.interpret):
+        for a, wanted in ((x, [2, 6]), (x.to_torch(), [3, 9])):  # a tensor's shape is torch's
+            out.fill(0)
+            run(a)
+            assert out.to_numpy().tolist() == [4, 2, 2, 0, *wanted]
+    assert (x.shape, y.shape, x.ndim, tuple(x.size())) == ((4, 2), (), 3, (4, 2, 3))
+    assert torch.empty_like(x).shape == (4, 2, 3)
+
+
+def test_slices_of_the_matrices_of_a_field_are_written():
+    f = ti.Matrix.field(2, 3, ti.f32, shape=4)
+    v = ti.Vector.field(3, ti.i32, shape=(2, 2))
+
+    @ti.kernel
+    def parts():
+        for i in f:
+            f[i][:, 0] = ti.Vector([1.0 * i, 2.0 * i])
+            f[i][1, 1:] += ti.Vector([5.0, 6.0])
+            f[i][i % 2, :2] -= 10.0
+        for i, j in v:
+            v[i, j][1:] = [i, j]
+            v[i, j][:2] *= 3
+
+    found, vectors = twice(parts, f, v)
+    wanted = np.zeros((4, 2, 3))
+    for i in range(4):
+        wanted[i, :, 0] = i, 2 * i
+        wanted[i, 1, 1:] = 5, 6
+        wanted[i, i % 2, :2] -= 10
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(vectors[1, 1], [0, 3, 1])
+    with pytest.raises(KernelTypeError, match=r"a vector .3 x float. is stored where there is"):
+        too_long(f)
+
+
+@ti.kernel
+def too_long(f: ti.template()):
+    for i in f:
+        f[i][:, 0] = ti.Vector([1.0, 2.0, 3.0])

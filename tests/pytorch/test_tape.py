@@ -392,3 +392,20 @@ def test_a_tape_is_of_its_thread() -> None:
         return y.grad.tolist()
 
     assert _in_a_thread(taped) == [1] * 5
+
+
+def test_a_kernels_own_gradient_of_fields_of_matrices() -> None:
+    x = ti.Matrix.field(2, 3, ti.f32, shape=4, needs_grad=True)
+    y = ti.Matrix.field(2, 3, ti.f32, shape=4, needs_grad=True)
+
+    @ti.kernel
+    def squares():
+        for i in x:
+            for j, k in ti.static(ti.ndrange(2, 3)):
+                y[i][j, k] = x[i][j, k] ** 2
+
+    x.fill(3.0)
+    squares()
+    y.grad.fill(0.5)
+    squares.grad()
+    assert x.grad.to_torch().unique().tolist() == [3.0]

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from weft.frontend.arg_extremes import arg_extremes
+from weft.frontend.asserts import left_out
 from weft.frontend.desugar import placed
 from weft.frontend.names import Scope, bound_names, statement_lists
 from weft.lang import names
@@ -35,8 +36,9 @@ Place = tuple[str, ...]  # a struct's name, and those of a member in it
 
 
 def atomics(source: FunctionSource, scope: Scope) -> ast.FunctionDef:
-    """The function with the atomics on its variables as assignments."""
-    new = copy.copy(source.tree)
+    """The function with the atomics on its variables as assignments, and without its asserts where
+    ``source`` says so."""
+    new = copy.copy(source.tree if source.asserts else left_out(source))
     new.body = _block(new.body, scope)
     return new
 

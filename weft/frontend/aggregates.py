@@ -347,15 +347,7 @@ def _replaced_part(
 ) -> Vec:
     """``x`` with what slices name set to ``value``: a number, or one for each."""
     items: list[Operand] = list(x.items)
-    places = _part(cx, Vec([Static(k) for k in range(len(items))], x.shape), nodes, owner, span)
-    assert isinstance(places, Vec)
-    if isinstance(value, Vec) and value.shape != places.shape:
-        raise KernelTypeError(f"{describe(value)} is stored where there is {describe(places)}",
-                              span, help="store one of that size, or a number")  # fmt: skip
-    values = list(value.items) if isinstance(value, Vec) else [value] * len(places.items)
-    if isinstance(value, Tup):
-        values = unpack(value, len(places.items), span)
-    for place, new in zip(places.items, values, strict=True):
+    for place, new in assigned(cx, x.shape, nodes, owner, value, span):
         if isinstance(place, Static):
             items[place.value] = new
             continue
@@ -363,6 +355,24 @@ def _replaced_part(
             here = cx.scalars.truth(cx.scalars.compare("==", place, Static(k), span), span)
             items[k] = cx.scalars.select(here, new, old, span)
     return Vec(items, x.shape)  # type: ignore[arg-type]
+
+
+def assigned(
+    cx: Lowering, shape: tuple[int, ...], nodes: list[ast.expr], owner: ast.expr, value: Operand,
+    span: Span,
+) -> Iterator[tuple[Operand, Operand]]:  # fmt: skip
+    """The numbers of a vector of ``shape`` that slices name, counted row by row, and what each is
+    set to."""
+    all = Vec([Static(k) for k in range(math.prod(shape))], shape)
+    places = _part(cx, all, nodes, owner, span)
+    assert isinstance(places, Vec)
+    if isinstance(value, Vec) and value.shape != places.shape:
+        raise KernelTypeError(f"{describe(value)} is stored where there is {describe(places)}",
+                              span, help="store one of that size, or a number")  # fmt: skip
+    values = list(value.items) if isinstance(value, Vec) else [value] * len(places.items)
+    if isinstance(value, Tup):
+        values = unpack(value, len(places.items), span)
+    yield from zip(places.items, values, strict=True)
 
 
 def method(cx: Lowering, x: Vec, name: str, arguments: list[Operand], span: Span) -> Operand:

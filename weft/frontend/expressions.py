@@ -140,7 +140,8 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
         return Static(value)
     if isinstance(x, Tensor):
         if name == "shape":
-            return Tup([elements.extent(cx, x, k) for k in range(x.rank)])
+            count = x.lattice if x.of_field else x.rank
+            return Tup([elements.extent(cx, x, k) for k in range(count)])
         if name == "ndim":
             return Static(x.rank)
         if name == "dtype":

@@ -2,12 +2,14 @@
 
 Annotated names are cast, as in a device loop (``d: weft.i32 = 3.7``), parameters that are annotated
 with a dtype become numbers of it, and assigning a vector or a struct to a name copies it. Where no
-annotation is a dtype and no element or member is set, nothing is changed.
+annotation is a dtype and no element or member is set, nothing is changed. In debug mode integers
+are checked (``host_overflow``).
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import math
 import types
@@ -35,10 +37,12 @@ _FRESH = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.JoinedStr, ast.
 def rewritten(
     tree: ast.FunctionDef, source: FunctionSource, scope: Scope,
     parameters: Sequence[Parameter], launchers: str, passed: Iterable[str], check: Check,
+    debug: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Changes ``tree``, a host function whose loops are calls of ``launchers`` by now. ``passed``
     are the parameters that a loop which always runs checks. Gives the functions that it calls."""
-    rewriter = _Rewriter(source, scope, {p.name for p in parameters}, launchers, stored_into(tree))
+    locals = {p.name for p in parameters}
+    rewriter = _Rewriter(source, scope, locals, launchers, stored_into(tree), debug)
     rewriter.clamped = {p.name for p in parameters if is_clamped(p)}
     read = {n.id for s in tree.body for n in _host_nodes(s, launchers) if isinstance(n, ast.Name)}
     tree.body = [rewriter.visit(statement) for statement in tree.body]
@@ -117,6 +121,25 @@ def _at(node: ast.stmt, at: ast.AST) -> ast.stmt:
     return node
 
 
+def _placed(node: ast.expr, at: ast.expr) -> Any:
+    for child in ast.walk(node):
+        if isinstance(child, ast.expr) and not hasattr(child, "lineno"):
+            ast.copy_location(child, at)
+    return node
+
+
+def _is_constant(node: ast.AST) -> bool:
+    """Whether it is computed of literals alone."""
+    return not any(isinstance(n, ast.Name | ast.Call | ast.Await) for n in ast.walk(node))
+
+
+def _is_read_twice_alike(target: ast.expr) -> bool:
+    """Whether nothing that reading ``target`` evaluates does anything."""
+    harmless = (ast.Name, ast.Attribute, ast.Subscript, ast.Tuple, ast.Constant, ast.UnaryOp,
+                ast.expr_context, ast.unaryop)  # fmt: skip
+    return all(isinstance(n, harmless) for n in ast.walk(target))
+
+
 def _changed(tree: ast.AST) -> set[str]:
     """Names of what a method may change: of ``s.v.fill(0)``, a statement, ``s``."""
     calls = [n.value.func for n in ast.walk(tree)
@@ -129,9 +152,14 @@ def _changed(tree: ast.AST) -> set[str]:
 class _Rewriter(ast.NodeTransformer):
     def __init__(
         self, source: FunctionSource, scope: Scope, locals: set[str], launchers: str,
-        stored: set[str],
+        stored: set[str], debug: bool,
     ) -> None:  # fmt: skip
         self.source = source
+        self.checks: Any = None
+        if debug:
+            from weft.frontend import host_overflow  # which few kernels need
+
+            self.checks = host_overflow
         self.scope = scope
         self.locals = locals
         self.launchers = launchers
@@ -140,6 +168,44 @@ class _Rewriter(ast.NodeTransformer):
         self.hidden: dict[str, Any] = {}
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        return node
+
+    def _hidden(self, function: Callable[..., Any]) -> ast.expr:
+        name = f"__weft_checked_{len(self.hidden)}__"
+        self.hidden[name] = function
+        return ast.Name(name, ast.Load())
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        span = self.source.span(node)
+        made = self.checks.binary(type(node.op), False, span) if self.checks else None
+        if made is None or all(isinstance(v, ast.Constant) for v in (node.left, node.right)):
+            return node
+        return _placed(ast.Call(self._hidden(made), [node.left, node.right], []), node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        self.generic_visit(node)
+        span = self.source.span(node)
+        made = self.checks.binary(type(node.op), True, span) if self.checks else None
+        if made is None or not _is_read_twice_alike(node.target):
+            return node
+        old = copy.deepcopy(node.target)
+        old.ctx = ast.Load()
+        new = ast.Call(self._hidden(made), [old, node.value], [])
+        return _at(ast.copy_location(ast.Assign([node.target], new), node), node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        self.generic_visit(node)
+        if not self.checks or not isinstance(node.op, ast.USub) or _is_constant(node):
+            return node
+        made = self.checks.negation(self.source.span(node))
+        return _placed(ast.Call(self._hidden(made), [node.operand], []), node)
+
+    def _checked_cast(self, node: ast.Call, dtype: DType) -> ast.Call:
+        if self.checks and len(node.args) == 1 and not _is_constant(node.args[0]):
+            span = self.source.span(node)
+            fits = functools.partial(self.checks.fitting, dtype, span=span)
+            node.args = [_placed(ast.Call(self._hidden(fits), node.args, []), node)]
         return node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
@@ -158,6 +224,8 @@ class _Rewriter(ast.NodeTransformer):
         self.generic_visit(node)
         root = root_name(node.func)
         function = self.scope.resolve(node.func) if root and root not in self.locals else None
+        if isinstance(function, DType):
+            return self._checked_cast(node, function)
         if not isinstance(function, types.FunctionType):
             return node
         refuse_references(function, self.source.span(node))
@@ -174,8 +242,14 @@ class _Rewriter(ast.NodeTransformer):
         node.value = self._value(node.value, list(bound_names(node.target)))
         if not self._casts(node.annotation):
             return node
-        self.hidden[CAST] = cast
-        call = ast.Call(ast.Name(CAST, ast.Load()), [node.annotation, node.value], [])
+        function = ast.Name(CAST, ast.Load())
+        if self.checks and not _is_constant(node.value):
+            span = self.source.span(node)
+            check = functools.partial(self.checks.fitting, span=span)
+            function = self._hidden(lambda kind, value: cast(kind, check(kind, value)))
+        else:
+            self.hidden[CAST] = cast
+        call = ast.Call(function, [node.annotation, node.value], [])
         return _at(ast.copy_location(ast.Assign([node.target], call), node), node)
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:

@@ -50,6 +50,7 @@ def inline(
     source = cx.sources.get(function)
     if source is None:
         source = cx.sources[function] = read_function(function, cx.source.name)
+        source.asserts = cx.source.asserts
         source.tree = atomics(source, Scope.of(function))
     outer = cx.frame
     site = (function, span.line, span.column, span.end_line, span.end_column, outer.turns)

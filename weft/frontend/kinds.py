@@ -163,6 +163,7 @@ class Tensor:
     backing: bool = False  # it is a vector of the host part, into which the loop stores
     pair: bool = False  # of complex numbers: their parts are one more dimension of the memref
     offset: tuple[int, ...] = ()  # of a field: its first subscripts, where they are not 0
+    of_field: bool = False  # its `shape` is without the element's
     listed: bool = False  # a loop over it goes over its elements
     key: tuple[Any, ...] = ()  # of a list: where the kind of its elements is known
     length: Value | None = None  # of a list that grows: the memory that has its length

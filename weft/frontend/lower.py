@@ -164,7 +164,7 @@ def argument(cx: Lowering, name: str, spec: Spec, values: Iterator[Value]) -> Op
     if isinstance(spec, TensorSpec):
         return Tensor(value, spec.dtype, name, shape=spec.shape, element=spec.element,
                       backing=spec.backing, clamped=spec.clamped, pair=spec.pair,
-                      offset=spec.offset)  # fmt: skip
+                      offset=spec.offset, of_field=spec.of_field)  # fmt: skip
     assert isinstance(spec, ScalarSpec)
     if spec.dtype in EIGHT_BITS:
         return cx.scalars.cast_exactly(Scalar(value, "f32"), spec.dtype, cx.builder.span)

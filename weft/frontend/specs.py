@@ -30,7 +30,8 @@ class TensorSpec:
     (``weft.template()``). ``element``: the shape of a field's vectors or matrices, which are the
     last dimensions. ``backing``: the tensor is a vector of the host part. ``clamped``: subscripts
     are moved into its range. ``pair``: of complex numbers, whose parts are the last dimension.
-    ``offset``: a field's first subscripts, where they are not 0."""
+    ``offset``: a field's first subscripts, where they are not 0. ``of_field``: it is a field with
+    an ``element``, whose ``shape`` leaves the element's sizes out."""
 
     dtype: str
     rank: int
@@ -41,6 +42,7 @@ class TensorSpec:
     clamped: bool = False
     pair: bool = False
     offset: tuple[int, ...] = ()
+    of_field: bool = False
 
     def __str__(self) -> str:
         dims = ", ".join([":"] * self.rank if self.shape is None else map(str, self.shape))

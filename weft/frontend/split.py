@@ -193,16 +193,18 @@ class HostPart:
 
 
 def split(
-    source: FunctionSource, function: Callable[..., Any], check: host.Check = lambda p, v: None
-) -> HostPart:
+    source: FunctionSource, function: Callable[..., Any], check: host.Check = lambda p, v: None,
+    debug: bool = False,
+) -> HostPart:  # fmt: skip
     """Splits the kernel ``function``. ``check(parameter, value)`` refuses what a parameter that is
-    annotated with a dtype cannot be. Raises ``KernelSyntaxError`` and ``KernelNameError``."""
+    annotated with a dtype cannot be. ``debug``: integers of the host part are checked.
+    Raises ``KernelSyntaxError`` and ``KernelNameError``."""
     splitter = _Splitter(source, function)
     tree = copy.deepcopy(splitter.tree())
     always = [r.args for r in splitter.regions if any(r.node is node for node in source.tree.body)]
     passed = [a.parameter.name for args in always for a in args if a.parameter is not None]
     hidden = host.rewritten(
-        tree, source, splitter.scope, splitter.parameters, LAUNCHERS, passed, check
+        tree, source, splitter.scope, splitter.parameters, LAUNCHERS, passed, check, debug
     )
     if any(computed_step(region.node) is not None for region in splitter.regions):
         hidden[STEP] = functools.partial(_check_step, [r.span for r in splitter.regions])

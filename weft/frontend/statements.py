@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from weft.errors import KernelTypeError, Span
 from weft.frontend import (
@@ -103,6 +103,11 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
             return
     if isinstance(node.target, ast.Subscript):
         base = expressions.holder(cx, node.target.value)
+        if elements.is_whole(base) and slices.has_slice(node.target.slice):
+            at, value = cx.span(node.target), cx.expression(node.value)
+            for part, item in _sliced(cx, base, node.target, value, at):
+                _accumulate(cx, part, item, symbol, at, span)
+            return
         if isinstance(base, Tensor | Part | Row):
             at = cx.span(node.target)
             target = _target(cx, base, node.target.slice, at)
@@ -215,7 +220,10 @@ def store(cx: Lowering, target: ast.Subscript, operand: Operand, span: Span) -> 
         return
     base = expressions.holder(cx, target.value)
     at = cx.span(target)
-    if isinstance(base, Tensor | Part | Row):
+    if elements.is_whole(base) and slices.has_slice(target.slice):
+        for part, item in _sliced(cx, base, target, operand, at):
+            _store(cx, part, item, at, span)
+    elif isinstance(base, Tensor | Part | Row):
         _store(cx, _target(cx, base, target.slice, at), operand, at, span)
     elif isinstance(base, Vec) and isinstance(target.value, ast.Name):
         elements.refuse_outer(cx, target.value, at)
@@ -232,6 +240,21 @@ def store(cx: Lowering, target: ast.Subscript, operand: Operand, span: Span) -> 
         raise KernelTypeError(
             f"an element of {describe(base)} cannot be assigned here", span, help=help
         )
+
+
+def _sliced(
+    cx: Lowering, base: Operand, target: ast.Subscript, operand: Operand, at: Span
+) -> Iterator[tuple[Part, Operand]]:
+    """The numbers of a field's vector or matrix that ``x[i][:, 0]`` names, and what each gets."""
+    assert isinstance(base, Part)
+    nodes = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
+    shape = base.tensor.element
+    for place, item in aggregates.assigned(cx, shape, nodes, target.value, operand, at):
+        inner: list[Operand] = [place]
+        if len(shape) == 2:
+            inner = [cx.scalars.binary(s, place, Static(shape[1]), at) for s in ("//", "%")]
+        indices = [cx.scalars.index(k, at) for k in inner]
+        yield Part(base.tensor, [*base.indices, *indices]), item
 
 
 def _store(cx: Lowering, part: Part | Row, operand: Operand, at: Span, span: Span) -> None:

@@ -31,8 +31,6 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
      "pack them into integers by shifts"),
     ("SparseMatrixBuilder SparseMatrix SparseSolver SparseCG sparse_matrix_builder MatrixFreeCG "
      "MatrixFreeBICGSTAB LinearOperator", "sparse matrices", "use torch.sparse in the host part"),
-    ("algorithms PrefixSumExecutor parallel_sort", "such algorithms",
-     "use torch.cumsum and torch.sort in the host part"),
     ("rand", "function of that name", "write weft.random(dtype), uniform in [0, 1)"),
     ("pyfunc", "functions of that kind", "write @weft.func"),
     ("reset", "state to reset", "leave it out"),

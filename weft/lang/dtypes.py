@@ -53,6 +53,9 @@ class Scalar(torch.Tensor):
     home: tuple[Any, tuple[int, ...]] | None = None
     updated: tuple[Any, tuple[int, ...], str] | None = None
 
+    # A number is no collection.
+    __iter__ = __len__ = None  # type: ignore[assignment]  # pyright: ignore
+
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         """The number alone, as ``float()`` gives it: NumPy knows of no gradient."""
         with quietly():

@@ -65,7 +65,10 @@ class Elementwise:
     __mod__, __rmod__ = binary(operator.mod), _reflected(operator.mod)
     __pow__, __rpow__ = binary(operator.pow), _reflected(operator.pow)
     __and__, __or__, __xor__ = binary(operator.and_), binary(operator.or_), binary(operator.xor)
-    __lshift__, __rshift__ = binary(operator.lshift), binary(operator.rshift)
+    __rand__, __ror__ = _reflected(operator.and_), _reflected(operator.or_)
+    __rxor__ = _reflected(operator.xor)
+    __lshift__, __rlshift__ = binary(operator.lshift), _reflected(operator.lshift)
+    __rshift__, __rrshift__ = binary(operator.rshift), _reflected(operator.rshift)
     __lt__, __le__ = binary(operator.lt), binary(operator.le)
     __gt__, __ge__ = binary(operator.gt), binary(operator.ge)
 

@@ -63,7 +63,7 @@ def indices(array: torch.Tensor) -> Iterator[Any]:
     The vectors of a field of vectors are its elements, not dimensions.
     """
     element = getattr(array, "element", None)
-    extents = array.shape[: array.dim() - (len(element.shape) if element is not None else 0)]
+    extents = array.size()[: array.dim() - (len(element.shape) if element is not None else 0)]
     begins = getattr(element, "offset", ()) or (0,) * len(extents)
     ranges = [range(begin, begin + n) for begin, n in zip(begins, extents, strict=True)]
     return iter(ranges[0]) if len(ranges) == 1 else itertools.product(*ranges)
@@ -124,8 +124,8 @@ class Array(torch.Tensor):
     def _numbers(self, value: Any, parts: tuple[Any, ...]) -> torch.Tensor:
         """A vector, a list or a NumPy array as a tensor of this dtype, for ``self[parts]``."""
         made = _tensor_of(value, self.dtype)
-        if all(map(is_number, parts)) and made.shape != self.shape[len(parts) :]:
-            room, given = (_size(shape) for shape in (self.shape[len(parts) :], made.shape))
+        if all(map(is_number, parts)) and made.shape != self.size()[len(parts) :]:
+            room, given = (_size(shape) for shape in (self.size()[len(parts) :], made.shape))
             raise KernelTypeError(
                 f"an element of this {type(self).__name__.lower()} has {room}, and {given} "
                 "are stored", help="store a vector of that size, or one number",
@@ -207,18 +207,20 @@ class Placed:
 @frozen
 class Defaults:
     """Where fields are made, and what ``float`` and ``int`` are there. ``on``: where kernels run
-    that are not asked to run elsewhere (``Options.on``). ``debug``: whether they are checked."""
+    that are not asked to run elsewhere (``Options.on``). ``debug``: whether they are checked; with
+    False, other than None, not even their asserts."""
 
     device: str = "cpu"
     fp: DType = f32
     ip: DType = i32
     on: str = ""
-    debug: bool = False
+    debug: bool | None = None
 
     @property
     def asked(self) -> dict[str, Any]:
         """What it says of options of kernels."""
-        return {"on": self.on, **({"debug": True} if self.debug else {})}
+        asked = {True: {"debug": True}, False: {"asserts": False}, None: {}}
+        return {"on": self.on, **asked[self.debug]}
 
 
 class Field(Array):
@@ -287,7 +289,14 @@ class Field(Array):
         if self.dim() == inner and parts == (None,):
             return ()
         element = self.element
-        return element.taken_off(parts, self.shape) if isinstance(element, Placed) else parts
+        return element.taken_off(parts, self.size()) if isinstance(element, Placed) else parts
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]  # pyright: ignore
+        """The extents that a loop over it goes through. The sizes of its vectors or matrices, which
+        are the tensor's last, are in ``element_shape``; ``size()`` has all of them."""
+        sizes = self.size()
+        return sizes[: len(sizes) - len(self.element.shape)] if self.element is not None else sizes
 
     @property
     def n(self) -> int:
@@ -344,7 +353,7 @@ class Field(Array):
                 now = forward_ad.unpack_dual(self.as_subclass(torch.Tensor)).tangent
             if now is not None:
                 return self._like(now)
-        if self.tangent is None or self.tangent.shape != self.shape:  # it has been placed since
+        if self.tangent is None or self.tangent.size() != self.size():  # it has been placed since
             with quietly(), torch.no_grad():
                 self.tangent = self._like(torch.zeros_like(self.as_subclass(torch.Tensor)))
         return self.tangent
@@ -372,7 +381,7 @@ class Field(Array):
                     f"{_size(value.shape)}", help="fill it with a vector of that size, or a number",
                 )  # fmt: skip
         with torch.no_grad():
-            self.copy_(tensor_of(value, self.device).expand(self.shape))
+            self.copy_(tensor_of(value, self.device).expand(self.size()))
 
     def to_numpy(self, keep_dims: bool = False, dtype: Any = None) -> np.ndarray[Any, Any]:
         """A NumPy copy. With ``keep_dims`` the elements of a field of vectors are (n, 1)."""
@@ -389,7 +398,7 @@ class Field(Array):
         # ascontiguousarray makes one dimension of none.
         shape = np.shape(array)
         vectors = self.element is not None and len(self.element.shape) == 1
-        shape = shape[:-1] if vectors and shape == (*self.shape, 1) else shape
+        shape = shape[:-1] if vectors and shape == (*self.size(), 1) else shape
         whole = np.ascontiguousarray(array).reshape(shape)
         self.from_torch(torch.from_numpy(whole))
 
@@ -399,9 +408,9 @@ class Field(Array):
 
     def from_torch(self, tensor: torch.Tensor) -> None:
         """Copies ``tensor`` (of this shape) into the field."""
-        if tensor.shape != self.shape:
+        if tensor.size() != self.size():
             raise KernelValueError(
-                f"this field has shape {tuple(self.shape)}, the values have {tuple(tensor.shape)}"
+                f"this field has shape {tuple(self.size())}, the values have {tuple(tensor.size())}"
             )
         with torch.no_grad():
             self.copy_(tensor)
@@ -429,11 +438,12 @@ opengl = Arch("opengl", "cuda")
 
 def init(
     arch: Arch = cpu, *, default_fp: Any = f32, default_ip: Any = i32,
-    random_seed: int | None = None, debug: bool = False, **ignored: Any,
+    random_seed: int | None = None, debug: bool | None = None, **ignored: Any,
 ) -> None:  # fmt: skip
     """Accepts Taichi's ``init``. It sets defaults for new fields, and ``torch.manual_seed`` where a
     ``random_seed`` is given. ``debug``: kernels that are first called after this are those of
-    ``@weft.kernel(debug=True)``, where their decorators do not say otherwise.
+    ``@weft.kernel(debug=True)``, where their decorators do not say otherwise; with False, which is
+    Taichi's default, their asserts are not checked.
 
     weft needs no initialisation: a kernel runs where its tensors live. Without a CUDA device,
     ``vulkan``, ``metal`` and ``opengl`` let kernels that are first called after this run on WebGPU
@@ -449,6 +459,7 @@ def init(
             on = "webgpu"
         elif arch is not gpu:
             warnings.warn(f"no CUDA device for {arch.name}: fields are on the CPU", stacklevel=2)
+    debug = debug if debug is None else bool(debug)
     Field.defaults = Defaults(device, as_dtype(default_fp), as_dtype(default_ip), on, debug)
     if random_seed is not None:
         torch.manual_seed(random_seed)

@@ -50,7 +50,8 @@ class Level:
     def dense(self, axes: Axes, dimensions: int | Sequence[int]) -> Level:
         """A level below: ``dimensions`` are the extents along ``axes``, one for all or one each."""
         one = isinstance(dimensions, SupportsIndex)
-        sizes = [dimensions] * len(axes.numbers) if one else [*dimensions]  # type: ignore[misc]
+        sizes = [dimensions] if one else [*dimensions]  # type: ignore[misc]
+        sizes = sizes * len(axes.numbers) if len(sizes) == 1 else sizes
         if len(sizes) != len(axes.numbers):
             raise KernelValueError(
                 f"dense() of {len(axes.numbers)} axes and {len(sizes)} extents",
@@ -112,9 +113,9 @@ def _place(one: Any, shape: tuple[int, ...], offset: Any, *, graded: bool) -> No
             f"a {type(one).__name__} is placed", help="place fields: x = weft.field(weft.f32)"
         )
     inner = one.element.shape if one.element is not None else ()
-    if one.shape != inner:
+    if one.size() != inner:
         raise KernelValueError(
-            f"a field of shape {tuple(one.shape)} is placed", help="make it without a shape"
+            f"a field of shape {tuple(one.size())} is placed", help="make it without a shape"
         )
     with torch.no_grad():
         one.lay_out((*shape, *inner))

@@ -20,6 +20,7 @@ from weft.errors import KernelTypeError
 from weft.lang.dtypes import (
     UNSIGNED,
     DType,
+    Number,
     Scalar,
     as_dtype,
     f64,
@@ -27,6 +28,7 @@ from weft.lang.dtypes import (
     involves_unsigned,
     quietly,
     read,
+    strongly,
     tensor_of,
     u32,
     wrapped,
@@ -229,7 +231,10 @@ def fract(x: Any) -> Any:
 
 
 def cast(value: Any, dtype: Any) -> Any:
-    """``value`` as ``dtype``, weft's or torch's: Taichi's name for ``dtype(value)``."""
+    """``value`` as ``dtype``, weft's, torch's or Python's: Taichi's name for ``dtype(value)``. Of a
+    vector each element."""
+    if isinstance(value, Elementwise) and isinstance(dtype, type):
+        return value.map(dtype)
     return (as_dtype(dtype) if isinstance(dtype, torch.dtype) else dtype)(value)
 
 
@@ -290,9 +295,21 @@ def select(condition: Any, a: Any, b: Any) -> Any:
     return _spread(scalar, condition, a, b)
 
 
+def _of_bits(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, also of annotated numbers of a host part, whose width is that of their type."""
+
+    def scalar(x: Any, *rest: Any) -> Any:
+        if isinstance(x, Number):
+            return type(x)(function(strongly(x), *rest).item())  # type: ignore[call-arg]
+        return function(x, *rest)
+
+    return scalar
+
+
 def bit_count(x: Any) -> Any:
     """The number of one bits: of two's complement in the width of x (64 for a Python int)."""
 
+    @_of_bits
     def scalar(x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
             return (int(x) & (2**64 - 1)).bit_count()
@@ -310,6 +327,7 @@ def clz(x: Any) -> Any:
     """The number of zero bits before the first one, in the type of x: of its width, or of the 64
     bits of a Python int."""
 
+    @_of_bits
     def scalar(x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
             return 64 - (int(x) & (2**64 - 1)).bit_length()
@@ -396,6 +414,7 @@ def _bits(x: Any) -> tuple[int, int, torch.dtype]:
 def bit_shr(x: Any, n: Any) -> Any:
     """``x`` shifted right by ``n`` bits, with zeros from the left, whatever its sign."""
 
+    @_of_bits
     def scalar(x: Any, n: Any) -> Any:
         bits, _, dtype = _bits(x)
         found = wrapped(bits >> builtins.min(int(n), 64), dtype)

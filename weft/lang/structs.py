@@ -286,8 +286,7 @@ class StructField:
     @property
     def shape(self) -> tuple[int, ...]:
         """The sizes, without those of vectors."""
-        inner = getattr(self.first, "element", None)
-        return tuple(self.first.shape)[: self.first.dim() - (len(inner.shape) if inner else 0)]
+        return tuple(self.first.shape)
 
     def __iter__(self) -> Iterator[Any]:
         return indices(self.first)

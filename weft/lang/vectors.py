@@ -160,6 +160,15 @@ class _Values(Elementwise):
         made = np.array(self.to_list())
         return made[:, None] if keep_dims and made.ndim == 1 else made
 
+    def __format__(self, format_spec: str) -> str:
+        """As ``str()``; with a format each element by it, ``[1.00, 2.00]``."""
+        if not format_spec:
+            return str(self)
+        texts = [format(item, format_spec) for item in self._items]
+        width = self.shape[-1]
+        rows = [f"[{', '.join(texts[k : k + width])}]" for k in range(0, len(texts), width)]
+        return rows[0] if len(self.shape) == 1 else f"[{', '.join(rows)}]"
+
     def cast(self, dtype: Any) -> Any:
         """The elements cast to ``dtype``."""
         return self.map(as_dtype(dtype))
@@ -549,6 +558,6 @@ class MatrixType:
 def _flatten(value: Any) -> list[Any]:
     if isinstance(value, Matrix):
         return value.entries()
-    if isinstance(value, Elementwise | list | tuple):
+    if isinstance(value, Elementwise | list | tuple | np.ndarray):
         return [item for part in value for item in _flatten(part)]
     return [value]

@@ -28,7 +28,7 @@ def check_once(
 ) -> None:  # fmt: skip
     """``check_annotations``, once for each set of shapes and dtypes; ``seen`` has those."""
     values = [arguments[p.name] for p in parameters]
-    key = tuple((v.shape, v.dtype) if isinstance(v, torch.Tensor) else type(v) for v in values)
+    key = tuple((v.size(), v.dtype) if isinstance(v, torch.Tensor) else type(v) for v in values)
     if key not in seen:
         check_annotations(parameters, arguments, span)
         seen.add(key)
@@ -98,16 +98,16 @@ def _check_ndarray(
             f"{_name(tensor.dtype)} was passed", span,
         )  # fmt: skip
     inner = annotation.element_shape
-    if inner and tuple(tensor.shape[-len(inner) :]) != inner:
+    if inner and tuple(tensor.size()[-len(inner) :]) != inner:
         raise KernelTypeError(
             f"`{name}` is annotated with elements of {' x '.join(map(str, inner))}, and a tensor "
-            f"of shape {tuple(tensor.shape)} was passed", span,
+            f"of shape {tuple(tensor.size())} was passed", span,
             help="the dimensions of a vector or a matrix are the tensor's last ones",
         )  # fmt: skip
     if annotation.rank is not None and tensor.dim() != annotation.rank:
         raise KernelTypeError(
             f"`{name}` is annotated with {annotation.rank} dimensions, and a tensor of shape "
-            f"{tuple(tensor.shape)} was passed", span,
+            f"{tuple(tensor.size())} was passed", span,
         )  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def _check_jaxtyping(
     variadic = [
         k for k, word in enumerate(words) if word == "..." or word.lstrip("#?_").startswith("*")
     ]
-    shape = tuple(tensor.shape)
+    shape = tuple(tensor.size())
     if len(shape) != len(words) if not variadic else len(shape) < len(words) - 1:
         raise KernelTypeError(
             f'`{name}` is annotated "{annotation.dim_str}", and a tensor of shape {shape} was '

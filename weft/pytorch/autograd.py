@@ -117,7 +117,7 @@ class Launch(torch.autograd.Function):
             env |= {h.name: next(results) if h.graph else h.taken(env[h.name]) for h in call.held}
             ctx.set_materialize_grads(False)  # of what is held there is seldom one
         ctx.save_for_backward(*(env[name] for name in call.saved))
-        ctx.shapes = [t.shape for t in tensors]
+        ctx.shapes = [t.size() for t in tensors]
         ctx.dtypes = [t.dtype for t in tensors]
         ctx.device = tensors[0].device
 

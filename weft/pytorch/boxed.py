@@ -460,7 +460,7 @@ def _fitting(launcher: Launcher, compiled: Made, tensors: Sequence[torch.Tensor]
 def _sizes(value: Any) -> Any:
     """What is equal for values that one form may be of."""
     if isinstance(value, torch.Tensor):
-        return value.shape, value.stride(), value.dtype
+        return value.size(), value.stride(), value.dtype
     if isinstance(value, list | tuple):
         return tuple(map(_sizes, value))
     return float if isinstance(value, float) else value

@@ -96,7 +96,7 @@ def hollow(value: Any, number: Callable[[Any], Any] = lambda n: n) -> Any:
     if isinstance(value, torch.device):
         return torch.device("meta")
     if isinstance(value, torch.Tensor):
-        shape, strides = ([number(n) for n in words] for words in (value.shape, value.stride()))
+        shape, strides = ([number(n) for n in words] for words in (value.size(), value.stride()))
         return torch.empty_strided(shape, strides, dtype=value.dtype, device="meta")
     if isinstance(value, list | tuple):
         items = [hollow(v, number) for v in value]
@@ -124,7 +124,7 @@ def loose_spec(arg: RegionArg, value: Any) -> Spec:
         shape = element.shape if element is not None and backing else None
         return TensorSpec(
             DTYPES[value.dtype], value.dim(), "strided", shape, inner, backing, pair=arg.pair,
-            offset=getattr(element, "offset", ()),
+            offset=getattr(element, "offset", ()), of_field=element is not None and not backing,
         )  # fmt: skip
     return spec_of(arg, value)
 

@@ -59,7 +59,7 @@ class FwdMode:
         with torch.no_grad():
             for one in fields if self.clear_gradients else ():
                 one.dual.zero_()
-            self.param.dual.copy_(seed.reshape(self.param.shape))
+            self.param.dual.copy_(seed.reshape(self.param.size()))
         with ExitStack() as context:
             context.enter_context(torch.no_grad())
             for one in fields:

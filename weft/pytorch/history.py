@@ -100,7 +100,7 @@ class _History:
                              {"forward": staticmethod(scope["forward"])})  # fmt: skip
         values = passed(specs, args)
         context = function._backward_cls
-        context.shapes = [values[k].shape if k < len(values) else torch.Size()
+        context.shapes = [values[k].size() if k < len(values) else torch.Size()
                           for k in loop.memrefs]  # fmt: skip
         context.dtypes = [_dtype(loop, k) for k in loop.memrefs]
         context.device = next(v.device for v in args if isinstance(v, torch.Tensor))

@@ -220,7 +220,7 @@ class TracedLoop:
         values: list[Any] = []
         for value, role, back in zip(args, self.roles, operators.given, strict=True):
             if role == "m":
-                values += [list(value.shape), list(value.stride()), value.dtype, value.device]
+                values += [list(value.size()), list(value.stride()), value.dtype, value.device]
             elif back == "r" and not isinstance(value, torch.Tensor):
                 raise TypeError(self.no_gradient)  # Dynamo makes no other errors
             elif back == "r":  # it is written to, and saved for a gradient before

@@ -99,11 +99,11 @@ class Copied(Held):
         self.shape = torch.Size(())
 
     def saved(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.shape = tensor.shape
+        self.shape = tensor.size()
         return self._of(tensor.data).clone(memory_format=torch.contiguous_format)
 
     def contents(self, saved: torch.Tensor) -> torch.Tensor:
-        return saved if saved.shape == self.shape else self._filled(saved)
+        return saved if saved.size() == self.shape else self._filled(saved)
 
     def gradient(self, grad: torch.Tensor) -> torch.Tensor:
         return self._filled(grad)
@@ -154,7 +154,7 @@ class Referred(Held):
             if self.tensor is None or self.tensor._version != self.moment.version:
                 raise changed([self.name], self.span)
             return saved
-        whole = torch.zeros(saved.shape, dtype=saved.dtype, device=saved.device)
+        whole = torch.zeros(saved.size(), dtype=saved.dtype, device=saved.device)
         for box, part in zip(self.boxes, self.copies, strict=True):
             whole[_slices(box)] = part
         return Restored.apply(saved, [whole]) if torch.is_grad_enabled() else whole
@@ -271,7 +271,7 @@ def touched(loop: Loop, k: int, values: Sequence[Any], *, writes: bool) -> list[
     of_it = [a for a in loop.accesses if a.memref is args[k]]
     found = ([a for a in of_it if a.writes] if writes else
              [a for a in of_it if a.kind != "store" and a.op not in loop.overwritten])  # fmt: skip
-    return boxes(found, numbers(args, values), values[k].shape)
+    return boxes(found, numbers(args, values), values[k].size())
 
 
 def saved_by_name(ctx: Any) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def number(count: Count, passed: Sequence[Any]) -> int:
     """The number, where the parameters are ``passed``."""
     match count:
         case Size(parameter, axis):
-            return passed[parameter].shape[axis]
+            return passed[parameter].size(axis)
         case Number(value):
             return int(value)
         case Computed(operation, left, right):

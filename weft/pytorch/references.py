@@ -32,7 +32,7 @@ class Layout:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Layout:
-        return Layout(tensor.data_ptr(), tensor.element_size(), tensor.shape, tensor.stride())
+        return Layout(tensor.data_ptr(), tensor.element_size(), tensor.size(), tensor.stride())
 
     def extent(self, box: Box) -> tuple[int, int]:
         """The addresses between which the elements of a box are."""
@@ -134,18 +134,18 @@ REFERENCES = References()
 def _based(tensor: torch.Tensor, boxes: Sequence[Box]) -> tuple[Layout, Sequence[Box]]:
     """The boxes of a view as boxes of the whole tensor, where its dimensions are some of those."""
     base = tensor._base
-    if base is None or not base.is_contiguous() or 0 in tensor.shape:
+    if base is None or not base.is_contiguous() or 0 in tensor.size():
         return Layout.of(tensor), boxes
     rest = int(tensor.storage_offset() - base.storage_offset())
     whole: list[tuple[int, int]] = []
     axes: dict[int, int] = {}
-    for axis, (n, step) in enumerate(zip(base.shape, base.stride(), strict=True)):
+    for axis, (n, step) in enumerate(zip(base.size(), base.stride(), strict=True)):
         at, rest = divmod(rest, step) if n > 1 else (0, rest)
         whole.append((at, at))
         if n > 1:
             axes[step] = axis
     places = [axes.pop(step, None) if n > 1 else -1
-              for n, step in zip(tensor.shape, tensor.stride(), strict=True)]  # fmt: skip
+              for n, step in zip(tensor.size(), tensor.stride(), strict=True)]  # fmt: skip
     if rest or None in places:
         return Layout.of(tensor), boxes
     found: list[Box] = []
@@ -156,7 +156,7 @@ def _based(tensor: torch.Tensor, boxes: Sequence[Box]) -> tuple[Layout, Sequence
                 at = whole[place][0]
                 sides[place] = at + low, at + high
         found.append(tuple(sides))
-    inside = all(high < n for box in found for (_, high), n in zip(box, base.shape, strict=True))
+    inside = all(high < n for box in found for (_, high), n in zip(box, base.size(), strict=True))
     return (Layout.of(base), found) if inside else (Layout.of(tensor), boxes)
 
 

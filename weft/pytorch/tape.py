@@ -220,7 +220,7 @@ class Tape:
             one.detach_()
             if one is found[-1]:
                 kind = str(from_torch(one.dtype))
-                told = _CONSTANT.format(tuple(one.shape), kind, type(history).__name__)
+                told = _CONSTANT.format(tuple(one.size()), kind, type(history).__name__)
                 raise GradientError(told, help=_CONSTANT_HELP)
 
     @staticmethod
@@ -342,8 +342,8 @@ def _transpose(
         tape.check_constants()
         made = [*tape.begins, *((own, start, _grad(given)) for given, start, own in tensors.made)]
         if made:
-            found = torch.autograd.grad(
-                [f for f, _, _ in made], [start for _, start, _ in made],
+            found = torch.autograd.grad(  # which compares shapes, and those of fields are theirs
+                [f.as_subclass(torch.Tensor) for f, _, _ in made], [start for _, start, _ in made],
                 [g.clone() for _, _, g in made], allow_unused=True,
             )  # fmt: skip
     finally:

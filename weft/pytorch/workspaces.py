@@ -83,9 +83,9 @@ class Workspaces:
             name = buffer.partial
             if buffer.dims is not None:
                 chunks = math.prod(self.space[k] for k in buffer.dims) // RUN
-                return [chunks, *(self.env[name].shape[axis] for axis in buffer.axes)]
+                return [chunks, *(self.env[name].size(axis) for axis in buffer.axes)]
             chunks = self.copies[name] if buffer.private else self.chunks(name)
-            return [chunks, *self.env[name].shape]
+            return [chunks, *self.env[name].size()]
         time = [x.length(self.trips[x.op]) for x in buffer.extents]
         space = self.space if buffer.parallel else ()
         if buffer.dims is not None:
@@ -264,7 +264,7 @@ class Workspaces:
 
     def _number(self, leaf: Value | Dim) -> int:
         if isinstance(leaf, Dim):
-            return self.env[leaf.memref.name].shape[leaf.axis]
+            return self.env[leaf.memref.name].size(leaf.axis)
         return self.env[leaf.name]
 
     def make(self, device: torch.device, *, plain: bool) -> dict[str, Any]:
@@ -354,7 +354,7 @@ def numbers(arguments: Sequence[Value], values: Sequence[Any]) -> dict[Value | D
     results, which come last, say nothing."""
     found: dict[Value | Dim, int] = {}
     for argument, value in zip(arguments, values, strict=False):
-        sizes = value.shape if isinstance(value, torch.Tensor) else value
+        sizes = value.size() if isinstance(value, torch.Tensor) else value
         if isinstance(sizes, torch.Size):
             found.update((Dim(argument, axis), n) for axis, n in enumerate(sizes))
         elif isinstance(value, int):

@@ -229,7 +229,7 @@ def fresh_maker(like: torch.Tensor, zeros: bool) -> Callable[[], torch.Tensor]:
     """What makes tensors of this size, of these strides and of this kind, filled with ``zeros`` or
     without contents: in half of ``torch.empty_like``'s time, where neither modes nor settings have
     a say in it."""
-    shape, strides = tuple(like.shape), like.stride()
+    shape, strides = tuple(like.size()), like.stride()
     if isinstance(like, Housed):
         from weft.lang.resident import Resident  # where there are such tensors
 
@@ -350,7 +350,7 @@ def _indented(lines: Sequence[str]) -> list[str]:
 
 # The device: True for the CPU, below zero for CUDA's, zero for what has no data.
 _TENSOR_KEY = (
-    "{a}.dtype, {a}.shape, {a}.stride(), {a}.is_cpu or ~{a}.get_device(), {a}.__class__, "
+    "{a}.dtype, {a}.size(), {a}.stride(), {a}.is_cpu or ~{a}.get_device(), {a}.__class__, "
     "{a}.requires_grad"
 )
 INT64 = (-(1 << 63), (1 << 63) - 1)

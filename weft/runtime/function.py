@@ -86,7 +86,7 @@ def packed(slots: Sequence[Slot], values: Sequence[Any]) -> tuple[bytes, tuple[i
                 # The base's: one that lives on a device is found there, and not handed out.
                 words.append(torch.Tensor.data_ptr(value))  # type: ignore[arg-type]
             case "size" | "stride":
-                steps = value.shape if slot.kind == "size" else value.stride()  # type: ignore[union-attr]
+                steps = value.size() if slot.kind == "size" else value.stride()  # type: ignore[union-attr]
                 words.append(steps[slot.axis])
                 shape.append(steps[slot.axis])
             case _:

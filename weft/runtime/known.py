@@ -79,7 +79,7 @@ def key_of(
     except _Untold:
         return None
     return hashed(
-        "loop", _FORMAT, compiler(), sys.version, torch.__version__, options.debug,
+        "loop", _FORMAT, compiler(), sys.version, torch.__version__, options.debug, source.asserts,
         region.index,
         *(ast.dump(node, include_attributes=True) for node in loops),
         *(f"{a.name} {a.captured} {a.template} {a.pair}" for a in region.args),

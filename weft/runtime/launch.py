@@ -19,6 +19,7 @@ import torch
 
 from weft.codegen.interface import number_of
 from weft.errors import (
+    OVERFLOW_HELP,
     CompileError,
     KernelAssertionError,
     KernelIndexError,
@@ -448,7 +449,7 @@ def _plan(
     tail: list[int] = []
     for spec, value in zip(specs, args, strict=True):
         if isinstance(spec, TensorSpec):
-            tail += value.shape
+            tail += value.size()
             if spec.layout != "contiguous":
                 tail += value.stride()[: -1 if spec.layout == "unit" else None]
     tail.append(0)  # for an error record
@@ -511,10 +512,7 @@ def check_error(check: Any, values: list[int]) -> CompileError:
     if check.values:
         message = message.format(*map(number_of, values, check.values))
     if check.kind == "overflow":
-        return KernelOverflowError(
-            message, span, help="compute in a wider type, weft.i64(x), or with a mask of the bits "
-            "that are meant; without debug, integers wrap",
-        )  # fmt: skip
+        return KernelOverflowError(message, span, help=OVERFLOW_HELP)
     return KernelAssertionError(message, span)
 
 

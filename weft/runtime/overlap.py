@@ -30,7 +30,7 @@ def extent(tensor: torch.Tensor) -> int:
     """Bytes from the first to the end of the last element (strides are never negative in torch)."""
     if tensor.numel() == 0:
         return 0
-    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    reach = sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True))
     return (reach + 1) * tensor.element_size()
 
 
@@ -99,7 +99,7 @@ def refuse_overlap_within(
     element."""
     for position in written:
         tensor, name = args[position], names[position]
-        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        steps = zip(tensor.size(), tensor.stride(), strict=True)
         why = ""
         if tensor.numel() and any(s == 0 and n > 1 for n, s in steps):
             why = "it is expanded"
@@ -125,7 +125,7 @@ def refuse_rows(
         if kind is None or distance is None:
             continue
         a, b = args[i], args[j]
-        same = distance == 0 and (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
+        same = distance == 0 and (a.size(), a.stride(), a.dtype) == (b.size(), b.stride(), b.dtype)
         if not (same and kind == "alike") and any_shared(args, [(i, j)]):
             raise KernelValueError(
                 f"`{names[i]}` and `{names[j]}` share memory, and the loop stores rows that are "
@@ -149,7 +149,7 @@ def fakes_need_order(function: Function, tensors: Sequence[torch.Tensor]) -> boo
     views: list[View] = []
     for tensor, base in zip(tensors, bases, strict=True):
         size = tensor.element_size()
-        numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+        numbers = (*tensor.size(), *tensor.stride(), tensor.storage_offset())
         known = [n.node.hint if isinstance(n, torch.SymInt) else n for n in numbers]
         if None in known:  # made of data
             return False
@@ -186,7 +186,7 @@ def meets_itself(tensor: torch.Tensor) -> bool:
     """Whether two indices are one place in memory. None are where each stride steps over all that
     the smaller ones reach."""
     reach = 1
-    for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+    for stride, extent in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
         if extent > 1 and stride < reach:
             from weft.index.aliasing import overlaps_itself  # likewise
 
@@ -201,5 +201,5 @@ def _view(tensor: torch.Tensor) -> View:
 
     size = tensor.element_size()
     return View(
-        tuple(tensor.shape), tuple(s * size for s in tensor.stride()), _address(tensor), size
+        tuple(tensor.size()), tuple(s * size for s in tensor.stride()), _address(tensor), size
     )

@@ -81,7 +81,7 @@ def work_of(
     """What a builtin does for calls with complex tensors and numbers, of which the launcher ``own``
     was ``given`` the parts; None where there is none, and where calls with such have not just come
     twice, four times, and so on. ``counts``: how often they came."""
-    key = tuple((v.shape, v.stride(), v.dtype, v.requires_grad) if isinstance(v, torch.Tensor)
+    key = tuple((v.size(), v.stride(), v.dtype, v.requires_grad) if isinstance(v, torch.Tensor)
                 else type(v) for v in args)  # fmt: skip
     if len(counts) >= _MOST:
         counts.clear()

@@ -13,11 +13,16 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from weft.frontend.callees import mentions
 from weft.frontend.hints import ITERATION
 from weft.frontend.names import Scope
+from weft.lang.dtypes import DType
+from weft.lang.elements import Elementwise
 from weft.lang.numbers import copied
 from weft.lang.random import DRAWS
+from weft.lang.vectors import MatrixType, VectorType
 from weft.source import FunctionSource, recompiled
 
 LOOP = "__weft_loop__"
@@ -105,3 +110,16 @@ def _converted(cell: types.CellType, convert: Callable[[Any], Any]) -> types.Cel
         return cell
     changed = convert(value)
     return cell if changed is value else types.CellType(changed)
+
+
+def cast(annotation: Any, value: Any) -> Any:
+    """What ``name: annotation = value`` assigns in a kernel. Other annotations change nothing."""
+    if isinstance(annotation, str):
+        return value
+    if isinstance(annotation, DType | VectorType | MatrixType):
+        return annotation(value)
+    if annotation is float and isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value
+    if annotation in (int, float, bool) and not isinstance(value, Elementwise):
+        return annotation(value)
+    return value

@@ -82,7 +82,7 @@ def spec_of(arg: RegionArg, value: Any, span: Span | None = None) -> Spec:
             spec = replace(spec, clamped=True)
         if arg.pair:
             spec = replace(spec, pair=True)
-        return replace(spec, shape=tuple(value.shape)) if arg.template else spec
+        return replace(spec, shape=tuple(value.size())) if arg.template else spec
     if arg.captured or arg.template:
         return _constant(arg.name, value, span)
     if arg.parameter is not None and arg.parameter.kind:
@@ -101,7 +101,7 @@ def check_argument(parameter: Parameter, value: Any, span: Span | None = None) -
     elif parameter.kind in _SCALARS and value.dim():
         raise KernelTypeError(
             f"`{parameter.name}` is annotated {_annotation_name(parameter)}, and a tensor of "
-            f"shape {tuple(value.shape)} was passed", span,
+            f"shape {tuple(value.size())} was passed", span,
             help=f"pass a number, or annotate `{parameter.name}: torch.Tensor`",
         )  # fmt: skip
 
@@ -158,9 +158,18 @@ def tensor_spec(name: str, tensor: torch.Tensor, span: Span | None = None) -> Te
     element = getattr(tensor, "element", None)  # of a field of vectors or matrices
     backing = isinstance(element, Backing)
     shape = element.shape if element is not None else ()
-    sizes = tuple(tensor.shape) if backing else None
+    sizes = tuple(tensor.size()) if backing else None
     offset = getattr(element, "offset", ())
-    return TensorSpec(dtype, tensor.dim(), layout(tensor), sizes, shape, backing, offset=offset)
+    return TensorSpec(
+        dtype,
+        tensor.dim(),
+        layout(tensor),
+        sizes,
+        shape,
+        backing,
+        offset=offset,
+        of_field=bool(shape) and not backing,
+    )
 
 
 def check_layout(

@@ -240,7 +240,7 @@ def class_of(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def shape_class(tensor: torch.Tensor) -> str:
-    return " x ".join(str(size_class(n)) for n in tensor.shape) or "0-d"
+    return " x ".join(str(size_class(n)) for n in tensor.size()) or "0-d"
 
 
 def machine_of(device: torch.device) -> str:

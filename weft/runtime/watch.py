@@ -41,7 +41,7 @@ from weft.runtime.conflict import READ, UPDATES, WRITE, may_meet, race, subject
 from weft.runtime.debugger import Debugger, is_asked_for
 from weft.runtime.draws import Draws
 from weft.runtime.places import Access, Place, here, literal_axes, outside
-from weft.runtime.rewrite import CAST, INNER, LOOP, instrument
+from weft.runtime.rewrite import CAST, INNER, LOOP, cast, instrument
 from weft.runtime.signature import check_argument, value_spec
 from weft.runtime.watched_rows import inside, note, touch
 from weft.settings import deep
@@ -60,6 +60,7 @@ class Watch:
 
     only: tuple[int, ...] = ()
     steps: bool = False
+    asserts: bool = True  # those of functions are checked
     chosen: int = 0
     met: bool = False  # an iteration that ``only`` names
     active: bool = False
@@ -187,7 +188,7 @@ class Watch:
             plain = tensor.as_subclass(torch.Tensor)
             result = plain.as_subclass(Watched)
             result.watch, result.plain, result.original = self, plain, tensor
-            result.extents, result.steps = tuple(plain.shape), plain.stride()
+            result.extents, result.steps = tuple(plain.size()), plain.stride()
             result.start, result.width = plain.data_ptr(), plain.element_size()
             result.element = getattr(tensor, "element", None)
         return result
@@ -221,6 +222,7 @@ class Watch:
                 declared.refuse_references(function, None)
                 hidden = {**self.hidden, LOOP: lambda iterable, _: iterable}
                 source = read_function(function)
+                source.asserts = self.asserts
                 source.tree = atomics(source, Scope.of(function))
                 made: Callable[..., Any] = instrument(function, source, hidden, self.wrap_constant)
                 self.callees[function] = (
@@ -267,6 +269,8 @@ class Watched(Field):
     start: int
     width: int
     clamped: bool = False  # subscripts are moved into the range
+
+    shape: Any = property(lambda self: self.original.shape)
 
     def __getitem__(self, index: Any) -> Any:
         return self.read(index, here(1))
@@ -504,19 +508,6 @@ def watching() -> Generator[Watch]:
         yield watch
 
 
-def cast(annotation: Any, value: Any) -> Any:
-    """What ``name: annotation = value`` assigns in a kernel. Other annotations change nothing."""
-    if isinstance(annotation, str):
-        return value
-    if isinstance(annotation, DType | VectorType | MatrixType):
-        return annotation(value)
-    if annotation is float and isinstance(value, torch.Tensor) and value.is_floating_point():
-        return value
-    if annotation in (int, float, bool) and not isinstance(value, Elementwise):
-        return annotation(value)
-    return value
-
-
 def _arguments(
     function: Callable[..., Any], watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> inspect.BoundArguments:
@@ -571,7 +562,7 @@ def run(
     """
     with watching() as watch:
         watch.only = tuple(map(operator.index, only if isinstance(only, Sequence) else [only]))
-        watch.steps = step
+        watch.steps, watch.asserts = step, source.asserts
         with deep(source.span(source.tree)):
             made = instrument(function, source, watch.hidden, watch.wrap_constant)
         bound = _arguments(function, watch, args, kwargs)

@@ -52,12 +52,12 @@ def _from_given(given: dict[str, Any]) -> Maker:
     """Sizes that are alike are one; numbers that are a size as well follow it. Smaller tensors are
     cut out of those given."""
     tensors = [v for v in given.values() if isinstance(v, torch.Tensor)]
-    most = {f"size{n}": n for t in tensors for n in t.shape}
+    most = {f"size{n}": n for t in tensors for n in t.size()}
 
     def make(sizes: Sizes, seed: int) -> dict[str, Any]:
         def cut(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
-                box = tuple(slice(0, sizes[f"size{n}"]) for n in value.shape)
+                box = tuple(slice(0, sizes[f"size{n}"]) for n in value.size())
                 return value.detach()[box].clone()
             if isinstance(value, int) and not isinstance(value, bool):
                 return sizes.get(f"size{value}", value)

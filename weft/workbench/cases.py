@@ -81,7 +81,7 @@ def _valued(name: str, value: torch.Tensor, case: Case) -> torch.Tensor:
         begin, count = chosen.randrange(len(_SPECIAL)), -(-flat.numel() // 5)
         for k, place in enumerate(chosen.sample(range(flat.numel()), count)):
             flat[place] = _SPECIAL[(begin + k) % len(_SPECIAL)]
-        return flat.reshape(value.shape)
+        return flat.reshape(value.size())
     return value
 
 
@@ -92,14 +92,14 @@ def laid_out(value: torch.Tensor, layout: str) -> torch.Tensor:
     if layout == "contiguous" or rank == 0:
         return value.clone(memory_format=torch.contiguous_format)
     if layout == "expanded":
-        return value[:1].clone().expand(value.shape) if value.numel() else value.clone()
+        return value[:1].clone().expand(value.size()) if value.numel() else value.clone()
     if layout == "strided":
-        room = value.new_empty((*value.shape[:-1], 2 * value.shape[-1] + 1))
+        room = value.new_empty((*value.size()[:-1], 2 * value.size()[-1] + 1))
         view = room[..., 1::2]
     elif layout == "transposed":
-        view = value.new_empty(value.shape[::-1]).permute(*reversed(range(rank)))
+        view = value.new_empty(value.size()[::-1]).permute(*reversed(range(rank)))
     else:
-        view = value.new_empty(value.numel() + 1)[1:].view(value.shape)
+        view = value.new_empty(value.numel() + 1)[1:].view(value.size())
     return view.copy_(value)
 
 
@@ -110,13 +110,13 @@ def copied(arguments: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
         if not isinstance(value, torch.Tensor):
             return value
         if 0 in value.stride() and value.numel():
-            return value[:1].clone().to(device).expand(value.shape)
+            return value[:1].clone().to(device).expand(value.size())
         if value.numel() == 0:
             return value.clone().to(device)
-        extent = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+        extent = 1 + sum((n - 1) * s for n, s in zip(value.size(), value.stride(), strict=True))
         offset = value.storage_offset()
         room = torch.empty(extent + offset, dtype=value.dtype, device=device)
-        return room.as_strided(value.shape, value.stride(), offset).copy_(value)
+        return room.as_strided(value.size(), value.stride(), offset).copy_(value)
 
     return {name: copy(value) for name, value in arguments.items()}
 
@@ -182,6 +182,6 @@ def shapes(arguments: dict[str, Any]) -> str:
             if dtype.startswith(long) and dtype[len(long) :].isdigit():
                 dtype = short + dtype[len(long) :]
                 break
-        return f"{name} {dtype}{list(value.shape)}".replace("bfloat16", "bf16")
+        return f"{name} {dtype}{list(value.size())}".replace("bfloat16", "bf16")
 
     return "; ".join(one(name, value) for name, value in arguments.items())

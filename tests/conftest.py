@@ -65,6 +65,12 @@ ON_WEBGPU = tuple(
     if not path.startswith(("tests/runtime/", "tests/pytorch/"))
     and not path.endswith(("test_modes.py", "test_torch.py", "test_checkpoints.py"))
 )  # fmt: skip
+# Those that run on "mps", in float32.
+ON_MPS = (
+    *(path for path in ON_WEBGPU if not path.endswith("test_jvp.py")),
+    "tests/runtime/test_kernel.py",
+    "tests/runtime/test_overlap.py",
+)
 
 
 # Of the thread that runs a test and of processes that it waited for: not the time that passes,
@@ -85,8 +91,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     try:
         result = yield
     except (TypeError, ValueError, RuntimeError) as error:
-        here = item.path.as_posix().endswith(ON_WEBGPU)
-        if not here or item.get_closest_marker("webgpu") is None or not refused(error):
+        here = item.path.as_posix().endswith(ANYWHERE)
+        there = any(item.get_closest_marker(name) for name in ("webgpu", "mps"))
+        if not (here and there and refused(error)):
             raise
         pytest.skip(f"{error}")
     spent = _spent() - begin
@@ -147,6 +154,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         places.append(pytest.param("cuda", marks=pytest.mark.cuda))
     if path in ON_WEBGPU and importlib.util.find_spec("wgpu") is not None:
         places.append(pytest.param("webgpu", marks=(pytest.mark.webgpu, pytest.mark.slow)))
+    if path in ON_MPS:
+        places.append(pytest.param("mps", marks=(pytest.mark.mps, pytest.mark.slow)))
     metafunc.parametrize("device", places, indirect=True)
 
 
@@ -156,7 +165,8 @@ def refused(error: BaseException) -> bool:
 
     if type(error).__module__ == "torch._dynamo.exc":  # what stands for kernels is not for Dynamo
         return True
-    told = ("ends them too early", "a shader has a buffer for each", "does not fit into a buffer")
+    told = ("ends them too early", "a shader has a buffer for each", "does not fit into a buffer",
+            "the MPS framework doesn't support it")  # fmt: skip
     return isinstance(error, UnsupportedInShaderError) or any(t in str(error) for t in told)
 
 
@@ -200,6 +210,12 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
         return
     if place == "cpu":
         yield place
+        return
+    if place == "mps":
+        from tests.shader.mps import mps
+
+        with mps(), torch.device(place):
+            yield place
         return
     with torch.device(place):
         assert torch.empty(()).device.type == place

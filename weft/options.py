@@ -85,7 +85,7 @@ def asked(device: str) -> str:
     if device not in ("webgpu", "cpu"):
         raise ValueError(
             f"{device!r} is no device that a kernel may be asked to run on: write "
-            '.on("webgpu"); tensors on "cuda" run there by themselves'
+            '.on("webgpu"); kernels of tensors on "cuda" or "mps" run there by themselves'
         )
     return "" if device == "cpu" else device
 

@@ -125,17 +125,22 @@ def harnessed(text: str, entry: str, count: int, threads: tuple[int, int, int]) 
     return compiled(text + harness)
 
 
-@functools.cache
 def compiled(text: str) -> Run:
+    return library(text).run
+
+
+@functools.cache
+def library(text: str) -> ctypes.CDLL:
+    """C++, compiled and loaded."""
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
     with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder, f"{name}.so")
+        place = Path(folder, f"{name}.so")
         made = subprocess.run(
-            [str(COMPILER), *FLAGS, f"-I{HERE}", "-o", str(library), "-"],
+            [str(COMPILER), *FLAGS, f"-I{HERE}", "-o", str(place), "-"],
             input=text, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert made.returncode == 0, f"{made.stderr}\n{text}"
-        return ctypes.CDLL(str(library)).run
+        return ctypes.CDLL(str(place))
 
 
 DEVICE = Metal()

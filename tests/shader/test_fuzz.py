@@ -1,8 +1,10 @@
-"""Random kernels as shaders: on WebGPU, and in Metal's language."""
+"""Random kernels as shaders: on WebGPU, in Metal's language, and on tensors of "mps"."""
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 import weft
 from tests.conftest import adapter
 from tests.fuzz import check, generate, nests, rows, scans
-from tests.shader import metal
+from tests.shader import metal, mps
 from weft import webgpu
 from weft.errors import CompileError
 
@@ -34,27 +36,40 @@ drawing = settings(
 )  # fmt: skip
 
 
-@pytest.fixture(params=["webgpu", "metal"])
-def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["webgpu", "metal", "mps"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[check.Call]:
+    """How kernels are called."""
+    if request.param == "mps":
+        with mps.mps():
+            yield functools.partial(called, on="mps")
+        return
     if request.param == "metal":
         metal.in_place_of_webgpu(monkeypatch)
-        return
-    adapter()
-    # WGSL lets drivers compute as if there were no infinities and no NaN.
-    monkeypatch.setattr(check, "extremes", lambda dtype, _: [0, 1, -1 if dtype != "u8" else 2])
+    else:
+        adapter()
+        # WGSL lets drivers compute as if there were no infinities and no NaN.
+        monkeypatch.setattr(check, "extremes", lambda dtype, _: [0, 1, -1 if dtype != "u8" else 2])
+    yield called
 
 
-def as_shader(
-    kernel: weft.Kernel, options: dict[str, bool], tensors: list[torch.Tensor], n: int, a: float
-) -> Any:
+def called(
+    kernel: weft.Kernel, options: dict[str, bool], tensors: list[torch.Tensor], n: int, a: float,
+    on: str = "webgpu",
+) -> Any:  # fmt: skip
     """The counts are of 32 bits, which shaders can add to. Of some kernels all tensors live on the
-    device."""
+    device. ``on`` "mps": they are tensors of that."""
     *others, counts = tensors
     few = counts.int()
     given = [*others, few]
+    if on == "mps" and any(t.dtype is torch.float64 for t in given):
+        reject()
     passed = [webgpu.buffer(t) for t in given] if n % 2 else given
     try:
-        result = kernel.on("webgpu")(*passed, n, a)
+        if on == "mps":
+            passed = [mps.on_mps(t) for t in given]
+            result = kernel(*passed, n, a)
+        else:
+            result = kernel.on("webgpu")(*passed, n, a)
     except CompileError as error:  # the refusals; a wrong one fails in the tests of the language
         if "shaders have no" not in str(error) and "Metal has no" not in str(error):
             raise
@@ -66,10 +81,9 @@ def as_shader(
     return result
 
 
-@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("draw", DRAWN)
 @drawing
 @given(seed=st.integers(0, 1 << 40))
-def test_random_kernels_as_shaders(draw: str, part: int, seed: int) -> None:
-    check.check(Random(seed), as_shader, DRAWN[draw])
+def test_random_kernels_as_shaders(draw: str, part: int, place: check.Call, seed: int) -> None:
+    check.check(Random(seed), place, DRAWN[draw])

@@ -12,7 +12,8 @@ DIALECTS = ("wgsl", "msl")
 INT64, FLOAT64 = "shader-int64", "shader-f64"
 
 # The words of "params": infinity, minus infinity, NaN and 0; then two for each slot, which are its
-# bits; then how many blocks there are; then each slot as a float of 32 bits.
+# bits, and of a pointer how many elements are in front of the first in its word (``Stage.led``);
+# then how many blocks there are; then each slot as a float of 32 bits.
 FIRST = 4
 ENTRY = "entry"  # Metal has no kernel of the name "main"
 # Mesa's driver for CPUs ends loops without a word after so many turns: of all loops of a thread
@@ -24,12 +25,13 @@ MOST_TURNS, STOPPED = 65_535, 0xFFFFFFFF
 @frozen
 class Stage:
     """One module. ``buffers``: what it binds, in this order: "params", "a0" (the first argument),
-    ..., "error", "partials", of which those in ``written`` change. ``features``: what its device
-    must have, in WebGPU's words."""
+    ..., "error", "partials", of which those in ``written`` change, and those in ``led`` begin with
+    a whole word. ``features``: what its device must have, in WebGPU's words."""
 
     text: str
     buffers: tuple[str, ...]
     written: tuple[str, ...]
+    led: tuple[str, ...]
     features: tuple[str, ...]
 
 

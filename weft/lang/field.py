@@ -445,17 +445,21 @@ def init(
     ``@weft.kernel(debug=True)``, where their decorators do not say otherwise; with False, which is
     Taichi's default, their asserts are not checked.
 
-    weft needs no initialisation: a kernel runs where its tensors live. Without a CUDA device,
-    ``vulkan``, ``metal`` and ``opengl`` let kernels that are first called after this run on WebGPU
-    where its package is installed, and new fields live there (docs/webgpu.md); so does ``gpu``
-    where WebGPU finds one. Else fields are made on the CPU, with a warning where a kind of GPU was
-    named. Other options are accepted, unused.
+    weft needs no initialisation: a kernel runs where its tensors live. Fields of ``gpu`` and of
+    kinds of them are made on "cuda" where there is a CUDA device; else, of ``gpu`` and ``metal``,
+    on "mps" where torch has that. Else ``vulkan``, ``metal`` and ``opengl`` let kernels that are
+    first called after this run on WebGPU where its package is installed, and new fields live there
+    (docs/webgpu.md); so does ``gpu`` where WebGPU finds one. Else fields are made on the CPU, with
+    a warning where a kind of GPU was named. Other options are accepted, unused.
     """
     device, on = arch.device, ""
     if device == "cuda" and not torch.cuda.is_available():
         device = "cpu"
+        apple = arch in (gpu, metal) and torch.backends.mps.is_available()
         installed = importlib.util.find_spec("wgpu") is not None
-        if installed and (arch in (vulkan, metal, opengl) or (arch is gpu and Field.drawn())):
+        if apple:
+            device = "mps"
+        elif installed and (arch in (vulkan, metal, opengl) or (arch is gpu and Field.drawn())):
             on = "webgpu"
         elif arch is not gpu:
             warnings.warn(f"no CUDA device for {arch.name}: fields are on the CPU", stacklevel=2)

@@ -8,21 +8,19 @@ from typing import Any
 
 import torch
 
+Error = Callable[[list[int]], Exception | None]
+
 
 class Pending:
     """Error records of launches that may still run."""
 
     def __init__(self) -> None:
         self.devices: list[Callable[[], None]] = []  # what waits for others than CUDA's
-        self._records: deque[tuple[torch.Tensor, Any, Callable[[list[int]], Exception]]] = deque()
+        self._records: deque[tuple[torch.Tensor, Any, Error]] = deque()
 
-    def add(
-        self, record: torch.Tensor, device: int, error: Callable[[list[int]], Exception]
-    ) -> None:
-        """``error`` words what is in the record if its first word is not 0."""
-        with torch.cuda.device(device):
-            event = torch.cuda.Event()
-            event.record()
+    def add(self, record: torch.Tensor, event: Any, error: Error) -> None:
+        """``event``: torch's, which is recorded behind the launch. ``error`` words what is in the
+        record if its first word is not 0."""
         self._records.append((record, event, error))
 
     def poll(self, *, wait: bool) -> None:
@@ -33,8 +31,8 @@ class Pending:
                 return
             self._records.popleft()
             words = record.tolist()
-            if words[0]:
-                raise error(words)
+            if words[0] and (found := error(words)) is not None:
+                raise found
 
 
 PENDING = Pending()  # of this process, as its GPUs are
@@ -45,6 +43,8 @@ def sync() -> None:
     the first check of a kernel there that failed."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+    if torch.backends.mps.is_available():
+        torch.mps.synchronize()
     PENDING.poll(wait=True)
     for wait in PENDING.devices:
         wait()

@@ -62,6 +62,9 @@ def drawing(source: Words) -> Generator[None]:
 
 def new_key(device: torch.device | str) -> torch.Tensor:
     """The key of a launch, 0-d int64, drawn from the generator of ``device``."""
+    if torch.device(device).type == "mps":  # whose generator has integers of 32 bits
+        high, low = torch.randint(0, (1 << 31) - 1, (2,), dtype=torch.int64, device=device).unbind()
+        return high * (1 << 31) + low
     return torch.randint(0, (1 << 63) - 1, (), dtype=torch.int64, device=device)
 
 

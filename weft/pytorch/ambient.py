@@ -20,7 +20,7 @@ def autocast_state() -> Autocast:
     """Where autocast is on, and to which dtype."""
     if not torch._C._is_any_autocast_enabled():
         return ()
-    return tuple((kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
+    return tuple((kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda", "mps")
                  if torch.is_autocast_enabled(kind))  # fmt: skip
 
 
@@ -60,6 +60,8 @@ class Draws:
         if torch.cuda.is_initialized():
             devices = {t.get_device() for t in tensors if isinstance(t, torch.Tensor) and t.is_cuda}
             self.generators += [torch.cuda.default_generators[k] for k in sorted(devices)]
+        if any(isinstance(t, torch.Tensor) and t.is_mps for t in tensors):
+            self.generators.append(torch._C._mps_get_default_generator())
         self.states = [g.get_state() for g in self.generators]
 
     def unchanged(self) -> bool:

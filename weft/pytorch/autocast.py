@@ -26,6 +26,7 @@ from weft.pytorch.fake import fake_launchers, loose_spec
 from weft.runtime.inspection import visited
 from weft.runtime.launch import KernelLike, Launcher
 
+_DEVICES = ("cpu", "cuda", "mps")
 _MOST = 256  # kinds of arguments, numbers among them, of which is remembered what is cast
 _CASTS = ("arith.extf", "arith.truncf")
 # What torch says where a tensor without data is asked for it.
@@ -60,7 +61,7 @@ class Policy:
 
     def cast(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The arguments of a call, cast where autocast is on. Dynamo traces this."""
-        if not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")):
+        if not any(map(torch.is_autocast_enabled, _DEVICES)):
             return args, kwargs
         names = self.names
         if names is None:
@@ -79,7 +80,7 @@ class Policy:
         if isinstance(value, torch.Tensor):
             kind = value.device.type
             if (
-                kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind)
+                kind not in _DEVICES or not torch.is_autocast_enabled(kind)
                 or not value.is_floating_point() or value.dtype is torch.float64
             ):  # fmt: skip
                 return value

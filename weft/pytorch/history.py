@@ -49,8 +49,8 @@ def history(launcher: Launcher, args: tuple[Any, ...]) -> native.History | None:
     specs = list(launcher.forms.specs(args).values())
     tensors = [v for v in args if isinstance(v, torch.Tensor)]
     device = tensors[0].device
-    if device.type == "meta" or not all(v.numel() for v in tensors):
-        return None
+    if device.type in ("meta", "mps") or not all(v.numel() for v in tensors):
+        return None  # on "mps" there is no machine code that launches
     numbers = [v for v, s in zip(args, specs, strict=True)
                if not isinstance(s, TensorSpec | ConstSpec)]  # fmt: skip
     if any(type(v) not in _PLAIN and not _are_floats(v) for v in numbers):

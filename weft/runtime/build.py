@@ -13,7 +13,7 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 
@@ -136,6 +136,9 @@ class Made(abc.ABC):
     """A loop that is compiled for a kind of device. ``origin``: "compiled" or "disk"; ``stages``:
     milliseconds."""
 
+    # Whether what ``bound`` gives takes the tensors of the argument block's pointers beside it.
+    takes_tensors: ClassVar[bool] = False
+
     job: Job
     origin: str = field(init=False)
     stages: dict[str, float] = field(init=False)
@@ -189,7 +192,7 @@ class Made(abc.ABC):
     @abc.abstractmethod
     def bound(
         self, tensors: Sequence[torch.Tensor], error: Failure, *, brief: bool
-    ) -> tuple[Callable[[bytes], object], native.Direct | None]:
+    ) -> tuple[Callable[..., object], native.Direct | None]:
         """What launches it on tensors of these sizes, given the argument block, and the same
         without Python if there is that. ``error`` words a failed check; ``brief``: a launch takes
         microseconds."""

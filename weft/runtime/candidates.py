@@ -15,7 +15,7 @@ from weft import compiler
 from weft.codegen import cpu, cuda, ptx
 from weft.codegen.launching import Facts
 from weft.codegen.machine import host_cpu
-from weft.errors import ScheduleError
+from weft.errors import KernelValueError, ScheduleError
 from weft.frontend.lower import Lowered, lower
 from weft.index.elements import elements, given
 from weft.index.operations import operations
@@ -208,6 +208,13 @@ def rows_of(
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     place = device or (tensors[0].device.type if tensors else "cpu")
     name = lowered.function.name
+    if place == "mps":
+        raise KernelValueError(
+            "schedules are shown for CPUs and CUDA, and these tensors are on mps",
+            lowered.function.span,
+            help='write device="cpu" or device="cuda"; WEFT_LOGS=schedule tells what a call on mps '
+            "takes",
+        )
     text = None if options.debug else options.asked(place, name)
     call = _Call(lowered.function, line, options, values, text)
     show_rows = functools.partial(call.on_gpu, machine, tensors) if place == "cuda" else call.on_cpu

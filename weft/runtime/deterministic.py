@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -33,20 +33,20 @@ class Compiled(Protocol):
 class Ordered:
     """``call`` for a loop whose result may depend on the order of its iterations."""
 
-    call: Callable[[bytes], object]
+    call: Callable[..., object]
     compiled: Compiled
     on_gpu: bool
     span: Span
 
-    def __call__(self, block: bytes) -> None:
+    def __call__(self, *given: Any) -> None:
         if not torch.are_deterministic_algorithms_enabled():
-            self.call(block)
+            self.call(*given)
         elif self.on_gpu:
             self._alert()
-            self.call(block)
+            self.call(*given)
         else:
             with cpu.one_thread():
-                self.call(block)
+                self.call(*given)
 
     def _alert(self) -> None:
         """Does as torch does where there is no deterministic implementation."""

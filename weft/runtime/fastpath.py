@@ -55,9 +55,10 @@ class Plan(NamedTuple):
     """What a call needs to know. ``pack`` packs pointers and scalars, ``tail`` follows them;
     ``call`` takes both."""
 
-    call: Callable[[bytes], object]
+    call: Callable[..., object]
     pack: Callable[..., bytes]
     tail: bytes
+    takes_tensors: bool  # which ``call`` is given, too, in the order of their pointers
     grad: bool
     guards: tuple[Any, ...]
     extents: tuple[int, ...]  # bytes of each tensor from its first to its last element
@@ -94,6 +95,11 @@ class Generated:
     def __post_init__(self) -> None:
         self.pairs = disjoint_pairs(self.writes, tensors_of(self.kinds))
 
+    def plan_of(self, args: Sequence[Any], shared: tuple[int | None, ...]) -> Plan | None:
+        """The plan of a call whose tensors are so far from each other (see ``distances``)."""
+        key = self.key(*args)
+        return self.alias_plans.get((key, shared)) if shared else self.plans.get(key)
+
     def for_plan(
         self, plan: Plan, specs: Sequence[Spec], args: Sequence[Any]
     ) -> native.FastCall | None:
@@ -101,7 +107,7 @@ class Generated:
         and numbers whose parts ``specs`` are of; None where there is none."""
         tensors = tensors_of(self.kinds)
         check = tensor_check([args[k] for k in tensors])
-        if check is None:
+        if check is None or plan.takes_tensors:
             return None
         head = 8 * (len(tensors) + len(plan.makers))
         block = bytes(head + 8 * sum(map(_slots, specs))) + plan.tail
@@ -291,7 +297,7 @@ def launcher_text(
     tensors = tensors_of(kinds)
     outs = [f"r{k}" for k in range(results)]
     extents, makers = _tuple([f"e{k}" for k in tensors]), _tuple([f"m{k}" for k in range(results)])
-    plan = f"call, pack, tail, grad, guards, {extents}, {makers}, direct, hits, _, history"
+    plan = f"call, pack, tail, given, grad, guards, {extents}, {makers}, direct, hits, _, history"
     values = [*(f"p{k}" for k in tensors), *(f"data_ptr({r})" for r in outs)]
     values += [KINDS[kind].packed.format(a=name) for kind, name in pairs if KINDS[kind].packed]
     read = [f"p{k} = data_ptr(a{k})" for k in tensors]
@@ -305,7 +311,9 @@ def launcher_text(
         "try:",
         f"    slots = pack({', '.join(values)}) + tail",
     ]
-    launch += ["except PackError:", f"    return slow({everything})", "call(slots)"]
+    launch += ["except PackError:", f"    return slow({everything})"]
+    launch += [f"call(slots, {_tuple([*(f'a{k}' for k in tensors), *outs])}) if given "
+               "else call(slots)"]  # fmt: skip
     if mutated:  # so that autograd refuses to use what it had saved of them
         launch.append(f"increment_version({_tuple([names[k] for k in mutated])})")
     launch.append(f"if recorded: history[0].record({', '.join([*names, *outs])})")

@@ -18,7 +18,7 @@ from weft.runtime import build
 from weft.runtime.launch import MOST_PLANS, check_error, on_host
 from weft.runtime.specialize import backend
 
-_Bound = tuple[build.Made, Callable[[bytes], object]]
+_Bound = tuple[build.Made, Callable[..., object]]
 
 
 class CompiledFunction:
@@ -38,10 +38,13 @@ class CompiledFunction:
         """Runs it on ``values``: a tensor for each memref, a number for each scalar."""
         device = _device_of(values)
         if device.type != "meta":
-            _, call, block = self.bound(values)
-            call(block)
+            made, call, block = self.bound(values)
+            if made.takes_tensors:
+                call(block, [values[s.arg] for s in made.slots if s.kind == "pointer"])
+            else:
+                call(block)
 
-    def bound(self, values: Sequence[Any]) -> tuple[build.Made, Callable[[bytes], object], bytes]:
+    def bound(self, values: Sequence[Any]) -> tuple[build.Made, Callable[..., object], bytes]:
         """What runs it on ``values``, and their argument block."""
         if not self.options.on and any(isinstance(v, Housed) for v in values):
             values = [*on_host(values)]

@@ -368,7 +368,10 @@ class Call:
         if torch.cuda.is_current_stream_capturing():
             return  # a graph's launches are recorded, not run: there is nothing to read
         checks, error = self.facts.checks, self.error
-        PENDING.add(record, self.device, lambda words: error(checks[words[0] - 1], words[1:]))
+        with torch.cuda.device(self.device):
+            event = torch.cuda.Event()
+            event.record()
+        PENDING.add(record, event, lambda words: error(checks[words[0] - 1], words[1:]))
         PENDING.poll(wait=self.compiled.job.options.debug)
 
     # -- what runs

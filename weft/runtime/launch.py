@@ -295,8 +295,8 @@ class Launcher:
         return code, planned(code.alias_plans, (key, shared)), args
 
     def alias(self, code: Generated, args: tuple[Any, ...]) -> Any:
-        """A call in which memory that is written overlaps another argument's."""
-        plan = code.alias_plans.get((code.key(*args), distances(args, code.pairs)))
+        """A call in which memory that is written overlaps another's, as far as addresses tell."""
+        plan = code.plan_of(args, distances(args, code.pairs))
         if plan is None or not holds(plan.guards):
             return self.slow(args)
         return code.run(plan, *args)
@@ -460,7 +460,8 @@ def _plan(
     if loop.unordered:
         from weft.runtime.deterministic import Ordered  # what few loops need
 
-        call = Ordered(call, compiled, place.type == "cuda", launcher.region.span)
+        on_gpu = place.type != "cpu" or bool(launcher.options.on)
+        call = Ordered(call, compiled, on_gpu, launcher.region.span)
     outputs = [tensors[k].dtype for k in written if k < len(tensors)] + results
     differentiable = any(d.is_floating_point for d in outputs)
     grad = differentiable and any(t.requires_grad for t in tensors if t.is_floating_point())
@@ -474,7 +475,8 @@ def _plan(
         )  # fmt: skip
     pack = struct.Struct("<" + head).pack
     makers = [functools.partial(torch.empty, (), dtype=d, device=place) for d in results]
-    return Plan(call, pack, struct.pack(f"<{len(tail)}q", *tail), grad, tuple(compiled.guards),
+    return Plan(call, pack, struct.pack(f"<{len(tail)}q", *tail), compiled.takes_tensors, grad,
+                tuple(compiled.guards),
                 tuple(extents), tuple(makers), direct, counter(), loop.unordered, [])  # fmt: skip
 
 

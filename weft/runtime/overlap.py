@@ -19,7 +19,19 @@ if TYPE_CHECKING:
     from weft.index.aliasing import View
 
 _address = torch.Tensor.data_ptr  # of a resident tensor, too, of which nobody reads it there
+_FAR = 50  # log2 of bytes: no tensor is larger
 Pairs = Sequence[tuple[int, int]]  # positions of a tensor that is written, and of another one
+
+
+def _space(tensor: torch.Tensor) -> int:
+    """Where ``_address`` counts from. Of tensors on "mps" torch tells the address of an object of
+    Metal's, and adds offsets to it: two of them may be near each other, whose memory is not."""
+    return tensor.untyped_storage().data_ptr() if tensor.is_mps else 0
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """A number for the first element: those of tensors without common memory are far apart."""
+    return (_space(tensor) << _FAR) + _address(tensor)
 
 
 class OverlapWarning(UserWarning):
@@ -86,7 +98,7 @@ def distances(args: Sequence[Any], pairs: Pairs) -> tuple[int | None, ...]:
     None for a pair that is apart. Empty where all are."""
     found: list[int | None] = []
     for i, j in pairs:
-        one, two = _address(args[i]), _address(args[j])
+        one, two = address_of(args[i]), address_of(args[j])
         near = one < two + extent(args[j]) and two < one + extent(args[i])
         found.append(two - one if near else None)
     return tuple(found) if any(d is not None for d in found) else ()
@@ -135,7 +147,10 @@ def refuse_rows(
 
 def needs_order(function: Function, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether iterations of ``function`` may meet where two of these arguments share memory."""
-    return _meet(function, [_view(t) for t in tensors])
+    spaces = [_space(t) for t in tensors]
+    return _meet(
+        function, [_view(t, spaces.index(s) << _FAR) for t, s in zip(tensors, spaces, strict=True)]
+    )
 
 
 def fakes_need_order(function: Function, tensors: Sequence[torch.Tensor]) -> bool:
@@ -154,7 +169,7 @@ def fakes_need_order(function: Function, tensors: Sequence[torch.Tensor]) -> boo
         if None in known:  # made of data
             return False
         shape, strides = known[: tensor.dim()], [s * size for s in known[tensor.dim() : -1]]
-        begin = (bases.index(base) << 50) + known[-1] * size
+        begin = (bases.index(base) << _FAR) + known[-1] * size
         views.append(View(tuple(shape), tuple(strides), begin, size))
     if _meet(function, views):
         return True
@@ -179,7 +194,10 @@ def any_shared(args: Sequence[Any], pairs: Pairs) -> bool:
     """Whether the tensors of a pair have an element in common."""
     from weft.index.aliasing import share_memory  # likewise
 
-    return any(share_memory(_view(args[i]), _view(args[j])) for i, j in pairs)
+    return any(
+        _space(args[i]) == _space(args[j]) and share_memory(_view(args[i]), _view(args[j]))
+        for i, j in pairs
+    )
 
 
 def meets_itself(tensor: torch.Tensor) -> bool:
@@ -195,11 +213,10 @@ def meets_itself(tensor: torch.Tensor) -> bool:
     return False
 
 
-def _view(tensor: torch.Tensor) -> View:
-    """Where the elements of a tensor lie."""
+def _view(tensor: torch.Tensor, begin: int = 0) -> View:
+    """Where the elements of a tensor lie. ``begin``: of their space."""
     from weft.index.aliasing import View  # likewise
 
     size = tensor.element_size()
-    return View(
-        tuple(tensor.size()), tuple(s * size for s in tensor.stride()), _address(tensor), size
-    )
+    address = begin + _address(tensor)
+    return View(tuple(tensor.size()), tuple(s * size for s in tensor.stride()), address, size)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import ctypes
+import functools
 import hashlib
 import logging
 import math
@@ -34,6 +35,7 @@ from weft.settings import rarely_collected
 from weft.values import frozen, mutable
 
 log = logging.getLogger("weft.schedule")
+log_launch = logging.getLogger("weft.launch")
 
 _SPECIAL = struct.pack("<ffff", math.inf, -math.inf, math.nan, 0.0)
 ERROR_WORDS = 18
@@ -88,7 +90,7 @@ class Compiled(build.Made):
 
     def bound(
         self, tensors: Sequence[torch.Tensor], error: build.Failure, *, brief: bool
-    ) -> tuple[Callable[[bytes], object], native.Direct | None]:
+    ) -> tuple[Callable[..., object], native.Direct | None]:
         if self.facts.prints:
             name = self.loop.summary.name
             warnings.warn(f"`{name}` prints, which a shader cannot: nothing is shown", stacklevel=2)
@@ -138,7 +140,9 @@ class Compiled(build.Made):
 
         with rarely_collected, timing.record() as recording:
             if self.optimized is None:
-                self.optimized = pipeline.optimize(job.loop.function, job.options)
+                self.optimized = pipeline.optimize(
+                    job.loop.function, job.options, noalias=job.noalias
+                )
             made = pipeline.shader_form(
                 self.optimized, wanted.schedule, wanted.threads, wanted.private,
                 language.dialect, watch=self.on.ends_loops,
@@ -215,15 +219,22 @@ class Compiled(build.Made):
         assert len(found) == len(grids)
         return Launch(choice, wanted, form, found, tuple(arrays), parts, words)
 
-    def words(self, slots: bytes, blocks: int) -> bytes:
-        """What "params" has."""
+    def words(self, slots: bytes, blocks: int, leads: bytes = b"") -> bytes:
+        """What "params" has. ``leads``: what it has for pointers, if that is not 0."""
         singles = bytearray(4 * len(self.facts.slots))
         for k, slot in enumerate(self.facts.slots):
             if slot.kind == "float":
                 (value,) = struct.unpack_from("<d", slots, 8 * k)
                 struct.pack_into("<f", singles, 4 * k, ctypes.c_float(value).value)
         assert len(_SPECIAL) == 4 * FIRST
-        return _SPECIAL + slots + struct.pack("<I", blocks) + bytes(singles)
+        pointers = 8 * self.pointers
+        numbers = (leads or bytes(pointers)) + slots[pointers:]
+        return _SPECIAL + numbers + struct.pack("<I", blocks) + bytes(singles)
+
+    @functools.cached_property
+    def pointers(self) -> int:
+        """How many there are in the argument block: they come first."""
+        return sum(slot.kind == "pointer" for slot in self.facts.slots)
 
     def deciding(self) -> list[int]:
         """The words of the argument block that decide how the loop runs: sizes, and some numbers;
@@ -257,6 +268,7 @@ class Language(abc.ABC):
     version: ClassVar[int]
     error: ClassVar[type[WeftError]]
     kind: ClassVar[type[Compiled]] = Compiled
+    shares: ClassVar[bool] = False  # memory among buffers
 
     def __init__(self, name: str, dialect: str, device: Callable[[], Any]) -> None:
         self.name, self.dialect, self.device = name, dialect, device
@@ -279,12 +291,12 @@ class Language(abc.ABC):
         from weft import compiler as pipeline  # a door of the compiler
 
         function, on = job.loop.function, self.device()
-        if not job.noalias:
+        if not (job.noalias or self.shares):
             raise KernelValueError(
                 "arguments share memory, and a shader has a buffer for each", function.span,
                 "pass a copy (x.clone())",
             )  # fmt: skip
-        optimized = pipeline.optimize(function, job.options)
+        optimized = pipeline.optimize(function, job.options, noalias=job.noalias)
         facts = pipeline.shader_facts(optimized, self.dialect)
         if job.cache is not None:
             job.cache.store(job.key, to_json(facts), b"")

@@ -199,7 +199,7 @@ def layout(tensor: torch.Tensor) -> str:
 
 
 def check_devices(named: Iterable[tuple[str, torch.Tensor]], span: Span | None = None) -> None:
-    """Raises ``KernelValueError`` unless all tensors are on the CPU, or all on one CUDA device."""
+    """Raises ``KernelValueError`` unless all tensors are on the CPU, or all on one GPU."""
     named = list(named)
     for name, tensor in named:
         first = named[0]
@@ -209,10 +209,10 @@ def check_devices(named: Iterable[tuple[str, torch.Tensor]], span: Span | None =
                 help="tensors of one loop must be on one device: move one with .to(...)",
             )  # fmt: skip
     for name, tensor in named:
-        if tensor.device.type not in ("cpu", "cuda", "meta"):
+        if tensor.device.type not in ("cpu", "cuda", "mps", "meta"):
             raise KernelValueError(
                 f"`{name}` is on {tensor.device}", span,
-                help=f"kernels run on CPU and CUDA tensors: pass {name}.cpu()",
+                help=f'kernels run on tensors of "cpu", "cuda" and "mps": pass {name}.cpu()',
             )  # fmt: skip
         own = getattr(type(tensor), _DISPATCH) is not getattr(torch.Tensor, _DISPATCH)
         if own and not isinstance(tensor, Housed):

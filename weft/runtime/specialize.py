@@ -70,6 +70,11 @@ def backend(device: str, options: Options) -> Backend:
             from weft.runtime import webgpu  # heavy, and seldom needed
 
         return webgpu.WEBGPU
+    if device == "mps":
+        with rarely_collected:
+            from weft.runtime import mps  # likewise
+
+        return mps.MPS
     if device == "cuda":
         with rarely_collected:
             from weft.runtime import gpu  # heavy, and not needed where there is no GPU

@@ -40,6 +40,7 @@ from weft.lang.vectors import MatrixType, VectorType
 from weft.runtime.conflict import READ, UPDATES, WRITE, may_meet, race, subject
 from weft.runtime.debugger import Debugger, is_asked_for
 from weft.runtime.draws import Draws
+from weft.runtime.overlap import address_of
 from weft.runtime.places import Access, Place, here, literal_axes, outside
 from weft.runtime.rewrite import CAST, INNER, LOOP, cast, instrument
 from weft.runtime.signature import check_argument, value_spec
@@ -110,8 +111,7 @@ class Watch:
         """The random numbers of loops, which are those of their tensors' device."""
 
         def device() -> torch.device:
-            tensors = (watched.plain for watched in self.wrapped.values())
-            return next((t.device for t in tensors), torch.device("cpu"))
+            return next((w.plain.device for w in self.wrapped.values()), torch.device("cpu"))
 
         return Draws(device)
 
@@ -189,7 +189,7 @@ class Watch:
             result = plain.as_subclass(Watched)
             result.watch, result.plain, result.original = self, plain, tensor
             result.extents, result.steps = tuple(plain.size()), plain.stride()
-            result.start, result.width = plain.data_ptr(), plain.element_size()
+            result.start, result.width = address_of(plain), plain.element_size()
             result.element = getattr(tensor, "element", None)
         return result
 

@@ -18,12 +18,10 @@ from typing import Any
 from weft.codegen.shading import Form
 from weft.lang.resident import BOTH, DEVICE, HOST, Home
 from weft.runtime import build
-from weft.runtime.shaders import ERROR_WORDS, Compiled, Language, Launch
+from weft.runtime.shaders import ERROR_WORDS, Compiled, Language, Launch, log_launch
 from weft.runtime.webgpu_device import Device, WebGpuError, device
 from weft.schedule.choose import Choice
 from weft.values import frozen
-
-log_launch = logging.getLogger("weft.launch")
 
 _MOST_BINDINGS, _MOST_LAUNCHES = 64, 1024  # of a call that are kept
 

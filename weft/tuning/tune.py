@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import torch
 
-from weft.errors import KernelTypeError, WeftError, first_line
+from weft.errors import KernelTypeError, KernelValueError, WeftError, first_line
 from weft.frames import user_frames
 from weft.frontend.names import Scope
 from weft.ir.core import Function, walk
@@ -153,6 +153,11 @@ class Given:
         mutated = [values.get(n, scope.lookup(n)) for n in sorted(kernel.parts.mutated)]
         written = list(tensors_in(mutated))
         device = next((t.device for t in tensors_in([*values.values()])), torch.device("cpu"))
+        if device.type == "mps":
+            raise KernelValueError(
+                "schedules are tuned for CPUs and CUDA, and these tensors are on mps", kernel.span,
+                help="call the kernel as it is: a schedule is chosen for the sizes of each call",
+            )  # fmt: skip
         self.kept = Kept(written, device)
 
     @contextlib.contextmanager

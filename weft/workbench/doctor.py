@@ -177,7 +177,22 @@ def _cache() -> Iterator[Finding]:
         )
 
 
+def _metal() -> Iterator[Finding]:
+    """Macs only have it."""
+    if torch.backends.mps.is_available():
+        name = torch.backends.mps.get_name()
+        yield Finding("MPS", f"{name}: kernels of tensors on mps run there")
+    elif sys.platform == "darwin":
+        yield Finding(
+            "MPS", f"torch {torch.__version__} sees no device", MISSING,
+            "kernels run on the CPU, or by WebGPU", "a Mac with a GPU of Apple's",
+        )  # fmt: skip
+
+
 def _gpus() -> Iterator[Finding]:
+    yield from _metal()
+    if sys.platform == "darwin":  # where CUDA is not
+        return
     try:
         api = cuda.driver()
     except WeftError as error:

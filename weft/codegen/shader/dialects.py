@@ -66,6 +66,11 @@ class Dialect(abc.ABC):
     name: str
     head: str = ""  # of each module
     vectors = False  # whether neighbours are accessed together where the text says so alone
+    wide = "u32"  # the type of places in an array where sizes are of 64 bits
+
+    def part(self, t: ScalarType) -> str:
+        """The type in memory of elements of 8 and 16 bits; "" where they are parts of words."""
+        return ""
 
     def param(self, word: int) -> str:
         """A word of "params"."""
@@ -201,7 +206,7 @@ class Wgsl(Dialect):
 
 
 class Msl(Dialect):
-    name = "msl"
+    name, wide = "msl", "u64"
     # Infinity and NaN are what they are, and sums of products are rounded twice, as elsewhere.
     head = """#include <metal_stdlib>
 #pragma METAL fp math_mode(safe)
@@ -215,6 +220,10 @@ using f32 = float;
 template <typename T, typename S> static T bitcast(S value) { return as_type<T>(value); }
 static u32 countOneBits(u32 value) { return popcount(value); }
 """
+
+    def part(self, t: ScalarType) -> str:
+        signed = {1: "char", 2: "short"}[t.bytes]
+        return f"u{signed}" if t.is_float or t is i1 else signed
 
     def let(self, name: str, type: str, value: str) -> str:
         return f"const {type} {name} = {value};"
@@ -264,9 +273,10 @@ static u32 countOneBits(u32 value) { return popcount(value); }
         functions: Sequence[str], body: Sequence[str], threads: tuple[int, int, int],
     ) -> str:  # fmt: skip
         atomic = {"atomic<i32>": "atomic_int", "atomic<u32>": "atomic_uint"}
+        spaces = ["constant ", *("device " if w else "device const " for *_, w in buffers[1:])]
         bound = [
-            f"device {'' if written else 'const '}{atomic.get(type, type)}* {name} [[buffer({k})]]"
-            for k, (name, type, written) in enumerate(buffers)
+            f"{space}{atomic.get(type, type)}* {name} [[buffer({k})]]"
+            for k, (space, (name, type, _)) in enumerate(zip(spaces, buffers, strict=True))
         ]
         places = (
             "uint3 thread [[thread_position_in_threadgroup]]",

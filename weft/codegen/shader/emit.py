@@ -196,8 +196,14 @@ def _stage(
         if isinstance(arg.type, MemRefType):
             extra = k >= len(function.args)
             name = "partials" if extra else f"a{k}"
-            own = arg in changed, arg in atomic, arg in vectors
-            buffer = Buffer(name, arg.memref.element, True, *own)
+            own, element = (arg in changed, arg in atomic, arg in vectors), arg.memref.element
+            part = lead = ""
+            if element.bytes < 4 and not extra and arg not in atomic:
+                part = dialect.part(element)
+            elif element.bytes < 4 and not extra and dialect.part(element):
+                lead = dialect.param(at["pointer", k, 0])
+            place = dialect.wide if wide else "u32"
+            buffer = Buffer(name, element, True, *own, part, lead, place)
             if extra:
                 views[arg] = View(buffer, (), ("1",))
                 continue
@@ -236,7 +242,8 @@ def _stage(
     called = all_functions(e.needs, dialect)
     text = dialect.module(ENTRY, bound, made.shared, called, made.body, threads)
     names_of = tuple(n for n, _, _ in bound), tuple(n for n, _, w in bound if w)
-    return Stage(text, *names_of, tuple(features)), made.bytes
+    led = tuple(v.buffer.name for v in views.values() if v.buffer.lead)
+    return Stage(text, *names_of, led, tuple(features)), made.bytes
 
 
 def _argument(t: ScalarType, word: int, dialect: Dialect) -> str:

@@ -1,9 +1,9 @@
 """Accesses to memory: buffers of whole words, of parts of words, and of words that are atomic.
 
-A buffer is an array of one type. Elements of 8 and 16 bits are parts of words of 32; a store to one
-clears its part of the word and sets it, two atomic operations, so that stores to its neighbours
-are not lost. Where a shader updates any element of a buffer atomically, all its accesses are
-atomic.
+A buffer is an array of one type. Elements of 8 and 16 bits are parts of words of 32, where the
+language has no types of their size; a store to one clears its part of the word and sets it, two
+atomic operations, so that stores to its neighbours are not lost. Where a shader updates any element
+of a buffer atomically, all its accesses are atomic, and elements of 8 and 16 bits parts of words.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _ATOMIC = {"addi": "add", "minsi": "min", "maxsi": "max", "andi": "and", "ori": 
 class Buffer:
     """An array that a shader binds, or has: of ``element``s of the IR. ``bound``: others see it.
     ``atomic``: some of its elements are updated atomically. ``vectors``: it is one of vectors of
-    four of them."""
+    four of them. ``part``: the type of elements of 8 and 16 bits that are no parts of words;
+    ``lead``: else the number of elements in front of the first, in its word, and ``place``: the
+    type of an element's place."""
 
     name: str
     element: ScalarType
@@ -33,11 +35,15 @@ class Buffer:
     written: bool
     atomic: bool
     vectors: bool = False
+    part: str = ""
+    lead: str = ""
+    place: str = "u32"
 
     @property
     def parts(self) -> int:
         """How many elements a word has."""
-        return 4 // self.element.bytes if self.bound and self.element.bytes < 4 else 1
+        packed = self.bound and self.element.bytes < 4 and not self.part
+        return 4 // self.element.bytes if packed else 1
 
     @property
     def words(self) -> bool:
@@ -51,7 +57,7 @@ class Buffer:
     @property
     def type(self) -> str:
         """That of its elements, in the shader."""
-        plain = "u32" if self.words else type_of(self.element)
+        plain = "u32" if self.words else self.part or type_of(self.element)
         if not self.bound and self.element is i1:
             plain = "i32"
         if self.vectors:
@@ -92,30 +98,37 @@ class Accesses:
             return f"{buffer.name}[{number} >> 2u][{number} & 3u]", "0u"
         if buffer.parts == 1:
             return f"{buffer.name}[{at}]", "0u"
-        number = self.name("at")
-        self.line(self.e.dialect.let(number, "u32", f"u32({at})"))
+        number, t = self.name("at"), buffer.place
+        where = f"{t}({at})" + (f" + {t}({buffer.lead})" if buffer.lead else "")
+        self.line(self.e.dialect.let(number, t, where))
         shift = {2: 1, 4: 2}[buffer.parts]
         bits = 32 // buffer.parts
         return (
             f"{buffer.name}[{number} >> {shift}u]",
-            f"(({number} & {buffer.parts - 1}u) * {bits}u)",
+            f"((u32({number}) & {buffer.parts - 1}u) * {bits}u)"
+            if t != "u32"
+            else f"(({number} & {buffer.parts - 1}u) * {bits}u)",
         )
 
     def decoded(self, buffer: Buffer, word: str, shift: str) -> str:
         """The element that the bits of a word are."""
         element = buffer.element
+        if buffer.part:
+            return f"({word} != 0)" if element is i1 else f"i32({word})"
         if buffer.parts == 1:
             return f"bitcast<f32>({word})" if buffer.words else word
         if element is i1:
             return f"(({word} >> {shift} & 255u) != 0u)"
         bits = 8 * element.bytes
         if stored(element):
-            return f"i32({word} >> {shift} & 65535u)"
+            return f"i32({word} >> {shift} & {(1 << bits) - 1}u)"
         return f"(i32(({word} >> {shift}) << {32 - bits}u) >> {32 - bits}u)"
 
     def encoded(self, buffer: Buffer, value: str) -> str:
         """The bits of an element, at the low end of a word."""
         element = buffer.element
+        if buffer.part:
+            return f"{buffer.part}({f'select(0, 1, {value})' if element is i1 else value})"
         if buffer.parts == 1:
             return f"bitcast<u32>({value})" if buffer.words else value
         if element is i1:

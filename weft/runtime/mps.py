@@ -1,0 +1,201 @@
+"""Apple's GPUs: loops on tensors of "mps" as Metal's shading language, which torch compiles
+(``torch.mps.compile_shader``) and runs in place, on its own stream."""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from weft.codegen.shading import ENTRY, INT64, Form, Stage
+from weft.errors import WeftError
+from weft.lang.pending import PENDING
+from weft.runtime import build
+from weft.runtime.shaders import ERROR_WORDS, Compiled, Language, Launch, Wanted, log_launch
+from weft.schedule.choose import Choice
+from weft.schedule.grid import Dims
+from weft.schedule.sizes import Sizes
+from weft.values import frozen, mutable
+
+_MOST_LAUNCHES = 1024  # of a call that are kept
+_MOST_BYTES = 4096  # that Metal takes beside buffers
+_BUFFERS, _THREADS, _SHARED = 31, 1024, 32 << 10  # of every GPU that torch supports
+_WORD = 4
+
+
+class MpsError(WeftError, RuntimeError):
+    """Metal, or torch, cannot run a loop on a tensor of "mps"."""
+
+
+@frozen
+class Function:
+    """A function that Metal has compiled, for blocks of at most ``most`` threads."""
+
+    call: Callable[..., None]
+    most: int
+
+
+class Device:
+    """What ``shaders.Device`` says, of Apple's GPUs. There is one."""
+
+    name, ends_loops = "mps", False
+    features = frozenset((INT64,))
+    limits = {  # noqa: RUF012 - nobody writes to it
+        "max-storage-buffers-per-shader-stage": _BUFFERS - 1,  # one is "params"
+        "max-compute-invocations-per-workgroup": _THREADS,
+        "max-compute-workgroup-storage-size": _SHARED,
+    }
+
+    def pipeline(self, stage: Stage, name: str, threads: Dims, *, free: bool) -> Function:
+        try:
+            # Without a function of this name Metal says what is wrong with the text.
+            made: Any = getattr(torch.mps.compile_shader(stage.text), ENTRY)
+        except (SyntaxError, RuntimeError) as error:
+            raise MpsError(f"Metal refuses the loop of `{name}`: {error}") from error
+        return Function(made, made.max_threads_per_threadgroup)
+
+
+DEVICE = Device()
+
+
+@mutable
+class MpsCompiled(Compiled):
+    """A loop in Metal's language. ``bound`` gives what takes the tensors beside the argument
+    block."""
+
+    takes_tensors = True
+
+    def chosen(self, sizes: Sizes, most: int | None = None) -> tuple[Choice, Wanted, Form]:
+        """As of any shader. How many threads a block may have is only known of a text that Metal
+        has compiled: registers decide."""
+        while True:
+            choice, wanted, form = super().chosen(sizes, most)
+            made = [self.pipeline(wanted, k, free=True) for k in range(len(form.stages))]
+            held = min(function.most for function in made)
+            held = 1 << held.bit_length() - 1
+            if math.prod(choice.block) <= held:
+                return choice, wanted, form
+            if most is not None and held >= most:
+                raise MpsError(
+                    f"the loop of `{self.loop.summary.name}` runs in blocks of "
+                    f"{math.prod(choice.block)} threads, and Metal has room for {held} of them: "
+                    "write a smaller block_dim, or none, or run it on a CPU"
+                )
+            most = held
+
+
+class Mps(Language):
+    """Metal's language, for torch's device "mps"."""
+
+    version, error, kind, shares = 1, MpsError, MpsCompiled, True
+
+    def __init__(self) -> None:
+        super().__init__("mps", "msl", lambda: DEVICE)
+
+    def call(self, compiled: Compiled, error: build.Failure) -> Call:
+        return Call(compiled, error)
+
+
+MPS = Mps()
+
+
+class Call:
+    """Calls a loop: ``call(slots, tensors)``, with the packed argument block, and the tensors that
+    its pointers are of. A pointer itself says nothing: torch has that of an object of Metal's."""
+
+    def __init__(self, compiled: Compiled, error: build.Failure) -> None:
+        """``error`` words a failed check."""
+        self.compiled, self.facts, self.error = compiled, compiled.facts, error
+        self.deciding = compiled.deciding()
+        self.launches: dict[bytes, Launch | None] = {}
+        self.choice: Choice | None = None  # of the last new sizes and numbers
+        self.lock = threading.Lock()
+        pointers = [slot.arg for slot in self.facts.slots if slot.kind == "pointer"]
+        self.names = [f"a{arg}" for arg in pointers]
+
+    def __call__(self, slots: bytes, tensors: Sequence[torch.Tensor]) -> None:
+        key = b"".join([slots[8 * k : 8 * k + 8] for k in self.deciding])
+        try:
+            launch = self.launches[key]
+        except KeyError:
+            launch = self._anew(key, slots)
+        if launch is None:
+            return
+        given: dict[Any, Any] = {
+            name: tensor if tensor.numel() else self._nothing
+            for name, tensor in zip(self.names, tensors, strict=True)
+        }
+        leads = [0] * len(tensors)
+        for stage in launch.form.stages:
+            for name in stage.led:
+                given[name, "led"], leads[self.names.index(name)] = _led(given[name])
+        words = self.compiled.words(slots, launch.parts, struct.pack(f"<{len(leads)}q", *leads))
+        words += bytes(-len(words) % 8)
+        # torch hands a list of integers over as words of 64 bits.
+        given["params"] = struct.unpack(f"<{len(words) // 8}q", words)
+        self._run(launch, given)
+
+    def _anew(self, key: bytes, slots: bytes) -> Launch | None:
+        with self.lock:
+            if len(self.launches) >= _MOST_LAUNCHES:
+                self.launches.clear()
+            launch = self.launches[key] = self.compiled.launch(slots)
+        if launch is None:
+            return None
+        self.choice = launch.choice
+        size = len(self.compiled.words(slots, 1))
+        name = self.compiled.loop.summary.name
+        if size > _MOST_BYTES:
+            raise MpsError(
+                f"the loop of `{name}` takes {size} bytes of sizes and numbers, and Metal "
+                f"{_MOST_BYTES} at most: use fewer tensors"
+            )
+        log_launch.debug("%s: on mps, grid %s of %s threads", name, launch.grids[0],
+                         launch.form.threads)  # fmt: skip
+        return launch
+
+    def _run(self, launch: Launch, given: dict[Any, Any]) -> None:
+        form = launch.form
+        used = {n for stage in form.stages[: len(launch.grids)] for n in stage.buffers}
+        if "partials" in used:
+            count = max(launch.words, 1) * form.word // _WORD
+            given["partials"] = torch.empty(count, dtype=torch.int32, device="mps")
+        if "error" in used:
+            given["error"] = torch.zeros(ERROR_WORDS, dtype=torch.int32, device="mps")
+        # What one block computes, no further stage has to combine.
+        for k, (stage, grid) in enumerate(zip(form.stages, launch.grids, strict=False)):
+            function = self.compiled.pipeline(launch.wanted, k, free=True)
+            threads = [blocks * side for blocks, side in zip(grid, form.threads, strict=True)]
+            arguments = [given[(n, "led") if n in stage.led else n] for n in stage.buffers]
+            function.call(*arguments, threads=threads, group_size=form.threads)
+        if "error" in used:
+            self._checked(given["error"])
+
+    def _checked(self, record: torch.Tensor) -> None:
+        """Debug mode waits and raises; otherwise the error is raised by a later launch that finds
+        it, or by ``weft.sync``."""
+        event = torch.mps.Event()
+        event.record()
+        PENDING.add(record, event, lambda words: self.compiled.failed(
+            [word % (1 << 32) for word in words], self.error))  # fmt: skip
+        PENDING.poll(wait=self.compiled.job.options.debug)
+
+    @functools.cached_property
+    def _nothing(self) -> torch.Tensor:
+        """Metal has no buffers without bytes."""
+        return torch.empty(16, dtype=torch.uint8, device="mps")
+
+
+def _led(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """A tensor that begins with the word that the first element of ``tensor`` is a part of, and how
+    many elements are in front of this one there."""
+    lead = int(tensor.storage_offset()) % (_WORD // tensor.element_size())
+    if not lead:
+        return tensor, 0
+    offset = tensor.storage_offset() - lead
+    return tensor.as_strided(tensor.shape, tensor.stride(), offset), lead

@@ -30,6 +30,7 @@ from weft.runtime.cuda import Module
 from weft.runtime.function import CompiledFunction
 from weft.runtime.launch import Launcher
 from weft.schedule.choose import Candidate, Choice, candidate, choose
+from weft.schedule.grid import MOST_CLUSTERED, SEVERAL
 from weft.schedule.language import Schedule
 from weft.schedule.machine import GpuMachine
 from weft.schedule.sizes import Sizes
@@ -97,6 +98,22 @@ declare void @emulated_meeting(ptr, i32)
 LANES = 0  # what a thread finds out of which lanes of its warp are beside it; -1: all of them
 
 
+def in_cluster(text: str) -> str:
+    """``text``, in which each block of a cluster has its own part of an array."""
+    found = re.search(r"@(weft_cluster\d+) = internal global (\[.*?\]) undef", text)
+    if found is None:
+        return text
+    name, row = found[1], found[2]
+    every = f"[{MOST_CLUSTERED // SEVERAL} x {row}]"
+    text = text.replace(found[0], f"@{name} = internal global {every} undef")
+    part = rf"getelementptr {row}, ptr @{name}, i32"
+    text = re.sub(r"call ptr @llvm\.nvvm\.mapa\(ptr \S+, i32 (\S+)\)", rf"{part} \1", text)
+    thread = f"call i32 @emulated_register(ptr %context, i32 {_REGISTERS.index('tid.x')})"
+    block = rf"\1.t = {thread}\n\1.b = lshr i32 \1.t, {SEVERAL.bit_length() - 1}\n"
+    own = rf"(\S+) = bitcast ptr @{name} to ptr"
+    return re.sub(own, rf"{block}\1 = {part} \1.b", text)
+
+
 def host_text(text: str) -> str:
     """The LLVM IR of a kernel for the host: each function takes a context as its first argument."""
     text = re.sub(r"define ptx_kernel void @(\w+)\(", r"define void @\1(ptr %context, ", text)
@@ -118,7 +135,7 @@ def host_text(text: str) -> str:
         text = text.replace(f"call i32 @llvm.nvvm.read.ptx.sreg.{name}()",
                             f"call i32 @emulated_register(ptr %context, i32 {k})")  # fmt: skip
     text = text.replace("call i32 @llvm.nvvm.read.ptx.sreg.cluster.ctarank()", "add i32 0, 0")
-    text = re.sub(r"call ptr @llvm\.nvvm\.mapa\(ptr (\S+), i32 0\)", r"bitcast ptr \1 to ptr", text)
+    text = in_cluster(text)
     text = re.sub(r"declare .*@llvm\.nvvm\..*\n", "", text)
     text = re.sub(r".*@llvm\.nvvm\.barrier\.cluster\.arrive.*\n", "", text)
     text = text.replace(

@@ -78,10 +78,10 @@ def test_blocks_wait_for_each_other():
     text = loop.ptx
     assert ".maxntid 512" in text
     assert ".reqnctapercluster 8, 1, 1" in text
-    assert "bar.sync" not in text
-    # Before the first word is handed over, in front of and behind the warp that combines twice, and
-    # behind the last.
-    assert text.count("barrier.cluster.wait") == 6
+    # Threads of a block wait for each other, then blocks for each other, for each of two values:
+    # what blocks read of others is the first, which all have read before they wait for the second.
+    assert text.count("bar.sync") == text.count("barrier.cluster.wait") == 2
+    assert text.count("mapa") == 2
     if ptx.ptxas() is not None:
         assert ptx.usage(text, "sm_90")["weft_softmax_0"].spill_loads == 0
 
@@ -106,3 +106,33 @@ def test_too_many_threads_are_refused():
     assert refused("cooperate((), 8192); keep_row(4, 4)") == (
         "cooperate((j, j_, j__), 8192)`: a group has a power of two of threads, 2 to 4096"
     )
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3])
+def test_blocks_neither_race_nor_miss_what_others_have(passes, monkeypatch):
+    """Threads take turns in any order, and races between them are reported. Of one pass, blocks
+    wait once more, so that none is gone before others have read what it has. (Groups of fewer
+    threads than a GPU would make clusters of: each pair of these is looked at.)"""
+    monkeypatch.setattr("weft.schedule.grid.MOST_MEMBERS", 128)
+    monkeypatch.setattr("weft.schedule.grid.SEVERAL", 64)
+
+    @weft.kernel(schedule={"cuda": "cooperate((), 256); keep_row(1, 1)"})
+    def moments(x, passes: weft.template()):
+        out = x.new_empty(x.shape[0])
+        for i in range(x.shape[0]):
+            last = 0.0
+            for _ in weft.static(range(passes)):
+                total = 0.0
+                for j in range(x.shape[1]):
+                    total += (x[i, j] - last) * 0.5
+                last = total
+            out[i] = last
+        return out
+
+    x = torch.arange(2 * 70.0).view(2, 70)
+    (loop,) = weft.compile_for("sm_90", moments, meta(2, 70), passes)
+    assert ".reqnctapercluster 4, 1, 1" in loop.ptx
+    assert loop.ptx.count("barrier.cluster.wait") == max(passes, 2)
+    monkeypatch.setattr(EmulatedCall, "interpreted", True)
+    torch.testing.assert_close(emulated(moments)(x, passes), moments.interpret(x, passes))
+    assert only(EmulatedCall.seen[-1], Cooperate).threads == 256

@@ -15,7 +15,7 @@ from weft.codegen.warp_sums import add_up, together
 from weft.errors import KernelTypeError
 from weft.ir.core import Function, Op
 from weft.ir.types import ScalarType, f32, f64, i1
-from weft.ir.views import reported
+from weft.ir.views import memory, reported
 from weft.schedule.grid import WARP, cluster
 
 SHARED = "weft_private"  # memory of a block whose size the launch gives
@@ -97,10 +97,10 @@ def _in_cluster(e: Emitter, name: str, threads: int) -> str:
 
 
 def _barrier(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
-    if width := op.attrs["width"]:
+    if 0 < (width := op.attrs["width"]) <= WARP:
         e.declare("declare void @llvm.nvvm.bar.warp.sync(i32)")
         e.line(f"call void @llvm.nvvm.bar.warp.sync(i32 {_mask(e, width)})")
-    elif _cuda(e).group:
+    elif _cuda(e).group and not width:
         for half in ("arrive", "wait"):
             e.call_void(f"llvm.nvvm.barrier.cluster.{half}.aligned")
     else:
@@ -199,15 +199,33 @@ def _alloca(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         name = SHARED
         e.declare(f"@{name} = external addrspace(3) global [0 x i8], align 16")
     else:
-        name = f"weft_shared{len(e.module.declarations)}"
-        array = f"[{math.prod(type.shape)} x {memory_type(type.element)}]"
+        near = type.shape[1:] if type.space == "cluster" else type.shape
+        name = f"weft_{type.space}{len(e.module.declarations)}"
+        array = f"[{math.prod(near)} x {memory_type(type.element)}]"
         e.declare(f"@{name} = internal addrspace(3) global {array} undef, align 16")
     pointer = e.inst(f"addrspacecast ptr addrspace(3) @{name} to ptr")
-    if _cuda(e).group:  # that of the first block
-        pointer = e.intrinsic("llvm.nvvm.mapa", "ptr", ("ptr", pointer), ("i32", "0"))
     sizes = [str(n) for n in type.shape] if type.shape is not None else operands
-    e.views[op.result] = View(pointer, type, sizes, [], parallel=False)
+    strides = ["0", "1"] if type.space == "cluster" else []  # wherever the pointer is
+    e.views[op.result] = View(pointer, type, sizes, strides, parallel=False)
     return [pointer]
+
+
+def _in_blocks(name: str) -> Rule:
+    """The rule of a load or store that may be of what blocks of a cluster have: the row of each is
+    in its own shared memory."""
+
+    def emit(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+        array = memory(op)[0]
+        if array.memref.space != "cluster" or "near" in op.attrs:
+            return RULES[name](e, op, operands)
+        own, (_, (row, *_), _) = e.views[array], e.access(op, operands)
+        far = e.intrinsic("llvm.nvvm.mapa", "ptr", ("ptr", own.pointer), ("i32", row))
+        e.views[array] = View(far, own.type, own.sizes, own.strides, own.parallel)
+        found = RULES[name](e, op, operands)
+        e.views[array] = own
+        return found
+
+    return emit
 
 
 class CudaTarget(Reports):
@@ -222,6 +240,8 @@ class CudaTarget(Reports):
         "arith.minnumf": intrinsic("minimumnum"),
         "math.rsqrt": _call("rsqrt"),
         "memref.alloca": _alloca,
+        "memref.load": _in_blocks("memref.load"),
+        "memref.store": _in_blocks("memref.store"),
         "memref.atomic_rmw": _accumulated,
         "gpu.barrier": _barrier,
         "gpu.shuffle": _shuffle,

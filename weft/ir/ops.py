@@ -213,7 +213,7 @@ for _name, _doc in (
 _row(
     "gpu.barrier", "", "",
     "Waits for the block's other threads, and sees what they wrote; with a `width`, for the other "
-    "lanes of as many neighbours.",
+    "lanes of as many neighbours, or for those of one of several blocks that are as one.",
     attrs=("width",), pure=False,
 )  # fmt: skip
 SHUFFLES = ("xor", "up", "down", "idx")

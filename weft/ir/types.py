@@ -60,7 +60,7 @@ SCALARS = {t.name: t for t in (i1, i8, i16, i32, i64, index, f8e4m3, f8e5m2,
 # How much is known of a tensor's strides. "contiguous": row-major without gaps, strides follow from
 # the shape. "unit": the last stride is 1, the others are run-time values. "strided": all are.
 LAYOUTS = ("contiguous", "unit", "strided")
-SPACES = ("", "shared")
+SPACES = ("", "shared", "cluster")
 
 
 def compute_type(t: ScalarType) -> ScalarType:
@@ -72,7 +72,8 @@ def compute_type(t: ScalarType) -> ScalarType:
 class MemRefType:
     """A view of memory: a tensor argument (``shape`` is None: sizes are run-time values), or an
     array that ``memref.alloca`` makes (layout "contiguous"): a thread's own (``shape`` is a tuple
-    of ints), or in the ``space`` "shared" one for all threads of a block."""
+    of ints), in the ``space`` "shared" one for all threads of a block, or in "cluster" one for all
+    of several blocks that are as one, each of which has the row of its number."""
 
     element: ScalarType
     rank: int

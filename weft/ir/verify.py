@@ -25,7 +25,7 @@ from weft.ir.types import (
     i32,
     index,
 )  # fmt: skip
-from weft.ir.uniform import GROUP, divergent_wait
+from weft.ir.uniform import GROUP, WARP, divergent_wait
 
 _CHECKS = {"weft.assert", "weft.bounds", "weft.check_race"}
 # What schedules tell code generation of an operation (``schedule.marks``): which ones have it, and
@@ -389,15 +389,23 @@ def _register(c: _Checker, op: Op) -> None:
     c.same_types(op, "the results", op.results, [i32])
 
 
+_LANES = (1, 2, 4, 8, 16, 32)
+
+
 def _barrier(c: _Checker, op: Op) -> None:
     c.check(op, c.launched, "stands in a function that a grid runs: with the attribute `group`")
-    width = op.attrs["width"]
-    c.check(op, width in (0, 1, 2, 4, 8, 16, 32), f"`width` is {width!r}: lanes of a warp, or 0")
+    width, group = op.attrs["width"], c.function.attrs.get(GROUP, 0)
+    block = isinstance(width, int) and width >= WARP and group > width and group % width == 0
+    c.check(
+        op,
+        block or width in (0, *_LANES),
+        f"`width` is {width!r}: lanes of a warp, threads of one of several blocks, or 0",
+    )
 
 
 def _shuffle(c: _Checker, op: Op) -> None:
-    _barrier(c, op)
-    c.check(op, op.attrs["width"] != 0, "lanes of a warp alone exchange values")
+    c.check(op, c.launched, "stands in a function that a grid runs: with the attribute `group`")
+    c.check(op, op.attrs["width"] in _LANES, "lanes of a warp alone exchange values")
     c.check(op, op.attrs["mode"] in SHUFFLES, f"{op.attrs['mode']!r} is not a shuffle")
     c.same_types(op, "places", op.operands[1:], [i32])
 

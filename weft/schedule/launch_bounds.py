@@ -67,4 +67,4 @@ def _resident(function: Function, parallel: Op | None, schedule: Schedule, threa
 def _in_arrays(function: Function) -> int:
     """Words in the local arrays of a thread."""
     own = (op.result.memref for op in walk(function.body) if op.name == "memref.alloca")
-    return sum(math.prod(m.shape or ()) * m.element.bytes // 4 for m in own if m.space != "shared")
+    return sum(math.prod(m.shape or ()) * m.element.bytes // 4 for m in own if not m.space)

@@ -22,7 +22,7 @@ from weft.ir.writes import written
 from weft.schedule.bind import Bound
 from weft.schedule.combiners import is_joint
 from weft.schedule.cooperate import Members
-from weft.schedule.grid import MOST_MEMBERS
+from weft.schedule.grid import cluster
 from weft.schedule.language import Cooperate, KeepRow, StripMine
 from weft.schedule.spmd import Bounds
 from weft.values import frozen, mutable
@@ -299,7 +299,8 @@ class _ByRow(Members):
         self.once = all(op in block.ops for op in sharing)
         self.once &= self.rows.around is None or len(sharing) > 1
         self.last = len(sharing) if self.rows.around is not None and len(sharing) % 2 else 0
-        most = max(self.count // WARP, WARP)
+        self.blocks = cluster(self.count)
+        most = WARP if self.blocks == 1 else self.count // self.blocks // WARP + self.blocks
         self.most = most * max((len(op.results) for op in sharing), default=0)
         self.turns_taken = 0
         self.elements: dict[Row, list[Value]] = {}
@@ -316,10 +317,10 @@ class _ByRow(Members):
             self.elements[row][self.turn] = self.lookup(memory(op)[2][0])
 
     def body(self, bounds: Sequence[Bounds], parts: dict[int, Value]) -> None:
-        if self.count > MOST_MEMBERS and not self.once:
+        if self.blocks > 1 and not self.once:  # until all are there, and have their shared memory
             self.wait()
         super().body(bounds, parts)
-        if self.count > MOST_MEMBERS:  # others read what this block has in shared memory
+        if self.blocks > 1 and self.turns_taken == 1:  # others read what this block has in it
             self.wait()
 
     def waits(self, op: Op) -> bool:
@@ -351,17 +352,19 @@ class _ByRow(Members):
 
     def together(self, kinds: Sequence[str], parts: list[Value]) -> list[Value]:
         """By turns in two places, where each is combined once: nobody waits to write the other. In
-        a serial loop, the last one of an odd number has a third: the first comes after it."""
-        if not self.several or not (self.once or self.count > MOST_MEMBERS):
+        a serial loop, the last one of an odd number has a third: the first comes after it. The
+        first time blocks of a group read what the others have, which are there then."""
+        if not self.several or not (self.once or self.blocks > 1):
             return super().together(kinds, parts)
         if not self.once:
-            parts = self.in_block(kinds, parts, warps=self.count // WARP)
+            parts = self.in_cluster(kinds, parts, self.count, self.blocks, 0, handed=True)
             self.wait()
             return parts
-        if self.turns_taken == 0 and self.count > MOST_MEMBERS:
-            self.wait()  # until all blocks are there, and have their shared memory
         self.turns_taken += 1
         place = self.most * (2 if self.turns_taken == self.last else self.turns_taken % 2)
+        if self.blocks > 1:
+            handed = self.turns_taken > 1
+            return self.in_cluster(kinds, parts, self.count, self.blocks, place, handed=handed)
         return self.in_block(kinds, parts, warps=self.count // WARP, place=place)
 
     def entered(self, op: Op, _: Rewriter) -> Sequence[Value] | None:

@@ -218,7 +218,7 @@ class Threads(Places):
         least = max(columns, 1)  # how far those that are combined are from each other in a warp
         if self.workgroup is not None:
             return self.by_halves(kinds, values, least)
-        types, most = [v.scalar for v in values], max(warps, WARP) * least
+        types, most = [v.scalar for v in values], WARP * least
         words = self.shared(self.word, place + most * len(values))
         values = self.in_warp(kinds, values, WARP, least)
         thread, threads = self.thread()
@@ -242,25 +242,6 @@ class Threads(Places):
 
         self.branch(self.compare("ult", lane, self.constant(least, i32)), hand)
         self.barrier()
-        if warps > WARP:  # of several blocks: one warp goes through memory that is far from others
-            zero = self.constant(0, i32)
-
-            def combine() -> None:
-                parts = taken(lane)
-                for k in range(WARP, warps, WARP):
-                    parts = self.pairs(kinds, parts, taken(self.add(lane, self.constant(k, i32))))
-                totals = self.in_warp(kinds, parts, WARP)
-
-                def put() -> None:
-                    for k, value in enumerate(totals):
-                        self.store(to_word(self, value, self.word), words, [row_of(k, zero)])
-
-                self.branch(self.compare("eq", lane, zero), put)
-
-            first_warp = self.compare("eq", self.op("arith.shrui", thread, five), zero)
-            self.branch(first_warp, combine)
-            self.barrier()
-            return taken(zero)
         if warps:
             mine = self.op("arith.andi", thread, self.constant(warps - 1, i32))
             return self.in_warp(kinds, taken(mine), warps)
@@ -281,6 +262,59 @@ class Threads(Places):
         ]
         self.barrier()
         return self.in_warp(kinds, parts, WARP)
+
+    def in_cluster(
+        self, kinds: Sequence[str], values: list[Value], threads: int, blocks: int, place: int, *,
+        handed: bool,
+    ) -> list[Value]:  # fmt: skip
+        """What so many threads of several blocks hold, combined, in each of them: in the warps, in
+        the blocks, and of these. ``place``: of words in each block's shared memory, as for
+        ``in_block``. ``handed``: each block writes what it has into the memory of all others, which
+        must be there; otherwise it reads what all have, and these must stay."""
+        each = threads // blocks
+        warps, types, zero = each // WARP, [v.scalar for v in values], self.constant(0, i32)
+        most = warps + blocks
+        words = self.shared(self.word, place + most * len(values), blocks)
+        thread, _ = self.thread()
+        block = self.op("arith.shrui", thread, self.constant(each.bit_length() - 1, i32))
+        inside = self.op("arith.andi", thread, self.constant(each - 1, i32))
+        lane = self.op("arith.andi", thread, self.constant(WARP - 1, i32))
+
+        def near(op: Op, row: Value) -> None:
+            if row is block:
+                op.attrs["near"] = True
+
+        def put(values: Sequence[Value], row: Value, at: Value, first: int) -> None:
+            for k, value in enumerate(values):
+                there = self.add(at, self.constant(place + most * k + first, i32))
+                op = self.store(to_word(self, value, self.word), words, [row, there])
+                near(op, row)
+
+        def taken(row: Value, at: Value, first: int) -> list[Value]:
+            found: list[Value] = []
+            for k, type in enumerate(types):
+                there = self.add(at, self.constant(place + most * k + first, i32))
+                word = self.load(words, [row, there])
+                assert word.op is not None
+                near(word.op, row)
+                found.append(from_word(self, word, type))
+            return found
+
+        values = self.in_warp(kinds, values, WARP)
+        warp = self.op("arith.shrui", inside, self.constant(5, i32))
+        self.branch(self.compare("eq", lane, zero), lambda: put(values, block, warp, 0))
+        self.barrier(each)
+        mine = self.op("arith.andi", lane, self.constant(warps - 1, i32))
+        values = self.in_warp(kinds, taken(block, mine, 0), warps)
+        if handed:
+            to_all = self.compare("ult", inside, self.constant(blocks, i32))
+            self.branch(to_all, lambda: put(values, inside, block, warps))
+        else:
+            first = self.compare("eq", inside, zero)
+            self.branch(first, lambda: put(values, block, block, warps))
+        self.barrier()
+        mine = self.op("arith.andi", lane, self.constant(blocks - 1, i32))
+        return self.in_warp(kinds, taken(block if handed else mine, mine, warps), blocks)
 
     def by_halves(self, kinds: Sequence[str], values: list[Value], least: int) -> list[Value]:
         """``in_block`` in shared memory alone: half of the threads take what the other half has,
@@ -328,16 +362,17 @@ class Threads(Places):
         self.barrier()
         return totals
 
-    def shared(self, element: ScalarType, count: int) -> Value:
+    def shared(self, element: ScalarType, count: int, blocks: int = 0) -> Value:
         """Memory of so many elements, or more, that the block's threads share: the same for all who
-        ask for such elements."""
-        type = MemRefType(element, 1, "contiguous", (count,), "shared")
+        ask for such elements. ``blocks``: so many, of each of several blocks."""
+        shape, space = ((blocks, count), "cluster") if blocks else ((count,), "shared")
+        type = MemRefType(element, len(shape), "contiguous", shape, space)
         if element not in self.buffers:
             op = Op("memref.alloca", [], [type])
             self.top.ops.insert(0, op)
             self.buffers[element] = op.result
         found = self.buffers[element]
-        if (found.memref.shape or (0,))[0] < count:
+        if (found.memref.shape or (0,))[-1] < count:
             found.type = type
         return found
 

@@ -11,6 +11,7 @@ import torch
 
 import weft
 from benchmarks import recurrences
+from benchmarks.rows import column_sums
 from examples import (
     bilateral,
     brick_wall,
@@ -384,3 +385,10 @@ def test_the_gradient_of_a_state_stays_in_registers() -> None:
         assert use.registers * 64 * 4 <= 65536  # four blocks at once
     assert only(schedule, SharedArrays) is not None
     assert use.stack < 4 * 64  # what rows keep is in shared memory
+
+
+def test_what_is_left_of_a_sum_is_unrolled() -> None:
+    """LLVM says of what is left of its unrolled loops that it stays a loop: each turn would wait
+    for what it loads."""
+    assert "nounroll" not in weft.compile_for("sm_90", column_sums, empty(9, 40_000)).ptx
+    assert "nounroll" in weft.compile_for("sm_90", recurrences.decayed, empty(9, 40_000), 0.5).ptx

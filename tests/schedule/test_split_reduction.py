@@ -53,6 +53,8 @@ def loads_of(stage: Function, name: str) -> int:
 def test_a_stage_has_what_it_needs_and_no_more() -> None:
     first, last = applied(SUMS, TEXT.format("")).stages
     assert (loads_of(first, "x"), loads_of(last, "x")) == (9, 0), "eight at a time, and the rest"
+    beside, _ = applied(SUMS, TEXT.format(", columns=4")).stages
+    assert loads_of(beside, "x") == 8 + 4 + 2 + 1, "of what is left at most three times one"
     assert "memref.store %s, %out" not in print_function(first)
     assert print_function(last).count("memref.store %s, %out") == 1
 
@@ -241,6 +243,23 @@ def test_few_iterations_of_long_loops(
         assert step is not None
         assert (step.columns, row.grid[1], row.grid[0] * row.grid[1]) == taken
         assert row.block[0] * row.block[1] == step.threads
+
+
+def test_parts_of_columns_run_at_once() -> None:
+    """Blocks of columns by parts of them: as many as run at once, where there are more of fewer
+    threads each; more only of long loops."""
+
+    def grid_of(rows: int, columns: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        (row,) = column_sums.schedules(meta(rows, columns), meta(columns), device="cuda").taken
+        return row.grid, row.block
+
+    assert grid_of(500, 10_000) == ((313, 3, 1), (32, 8, 1))
+    assert grid_of(3000, 3000) == ((94, 8, 1), (32, 8, 1))
+    assert grid_of(1000, 20_001) == ((626, 3, 1), (32, 4, 1))
+    assert grid_of(2000, 30_001) == ((938, 2, 1), (32, 4, 1))
+    assert grid_of(6000, 24_000) == ((750, 5, 1), (32, 4, 1)), "in two waves, nearly whole"
+    assert grid_of(2000, 24_000) == ((750, 2, 1), (32, 4, 1)), "parts would be short"
+    assert grid_of(1000, 40_000) == ((625, 1, 1), (64, 1, 1)), "a thread each"
 
 
 def test_nests_of_sums_are_split() -> None:

@@ -9,14 +9,17 @@ from weft.codegen.grid import GridEmitter
 from weft.codegen.launching import Facts
 from weft.codegen.tables import described, printed
 from weft.codegen.threads import argument_slots
-from weft.ir.core import Function, Value, walk
+from weft.ir.core import Function, Op, Value, walk
+from weft.ir.ops import OPS
 from weft.ir.types import MemRefType
+from weft.ir.views import memory
 from weft.passes.reciprocal import reciprocal
 from weft.schedule import analyse as analysis
 from weft.schedule.apply_cuda import apply_cuda
 from weft.schedule.index_width import Program
 from weft.schedule.language import Scan, Schedule, only
 from weft.schedule.listener import Listener, ignored
+from weft.schedule.prefetch import only_sums
 from weft.values import frozen
 
 
@@ -60,7 +63,20 @@ def compile_cuda(function: Function, schedule: Schedule, arch: str) -> CudaCode:
         stages = grid.bound.stages
         if any("streaming" in op.attrs for stage in stages for op in walk(stage.body)):
             assembly = ptx.streaming(assembly)
+        loops = [op for op in walk(stages[0].body) if op.name in ("scf.for", "scf.while")]
+        if all(map(_unrolls, loops)):
+            assembly = ptx.unrolled(assembly)
     return CudaCode(arch, schedule, text, functions, assembly, grid.symbol)
+
+
+def _unrolls(loop: Op) -> bool:
+    """Whether ``ptxas`` may unroll ``loop`` as it likes: where it only sums, or only reads what
+    threads of a block share."""
+    if loop.name != "scf.for" or "unroll" in loop.attrs:
+        return False
+    plain = all(op.name == "memref.load" or OPS[op.name].pure for op in loop.body.ops[:-1])
+    loads = [op for op in loop.body.ops if op.name == "memref.load"]
+    return only_sums(loop) or (plain and all(memory(op)[0].memref.space for op in loads))
 
 
 def scheduled(function: Function, schedule: Schedule, listener: Listener = ignored) -> GridEmitter:

@@ -108,6 +108,12 @@ def streaming(text: str) -> str:
     return re.sub(r"\bst\.global\.", "st.global.cs.", text)
 
 
+def unrolled(text: str) -> str:
+    """PTX whose loops may all be unrolled by ``ptxas``: what is left of a loop's turns, too, of
+    which LLVM says that it should not be, so that each turn waits for what it loads."""
+    return text.replace('\t.pragma "nounroll";\n', "")
+
+
 # -- NVIDIA's assembler
 
 

@@ -73,7 +73,7 @@ from weft.schedule.language import (
 )
 from weft.schedule.legal import RULES
 from weft.schedule.nest import LoopNest, Nest, loops_of
-from weft.schedule.prefetch import ahead
+from weft.schedule.prefetch import ahead, only_sums
 from weft.schedule.rows import VECTOR_BYTES, find
 from weft.schedule.scan import scanned
 from weft.schedule.shared_loads import (
@@ -93,7 +93,6 @@ _WORDS_OF_SEVERAL = 64  # where its turns are several of the loop that it came f
 _TURNS_AHEAD, _LEAST_AHEAD = 16, 4  # of a loop, at most and at least
 _MOST_AHEAD = 2048  # operations in the unrolled turns of all loops
 _LONG = 48  # operations of a turn
-_SUMS = ("arith.addf", "arith.maxnumf", "arith.minnumf", "arith.maximumf", "arith.minimumf")
 _IDLE = 1024  # threads for each multiprocessor, from which on others run while one waits
 # Of so many iterations beside one another, or more, whose turns a thread loads ahead, each does
 # better alone: on an H200 sums of products in 24,576 columns of 512 take .0347 ms so (.0383), of
@@ -352,7 +351,8 @@ def _together(parallel: Op, team: Team | None, most: int) -> Iterator[Form]:
             threads = SPLIT_THREADS if n > 1 else ROW_THREADS
             yield (Split(n),), (SplitReduction(loops, threads, n),)
         if team.columns and team.pays:
-            yield (Split(WARP, most),), (SplitReduction(loops, BESIDE_THREADS, WARP),)
+            for threads in (BESIDE_THREADS, BESIDE_THREADS // 2):
+                yield (Split(WARP, most),), (SplitReduction(loops, threads, WARP),)
     if not team.pays:
         return
     if team.columns:
@@ -387,16 +387,7 @@ def _ahead(
             left -= found[-1].steps * len(body)
             idle = min(idle, _IDLE if len(body) <= _LONG else _IDLE // 4)
     loops = loops_of(parallel)
-    return (() if all(_only_sums(loops[step.loop]) for step in found) else tuple(found)), idle
-
-
-def _only_sums(loop: Op) -> bool:
-    """Whether a turn does nothing but take one element into a sum or an extremum: nothing keeps
-    ``ptxas`` from loading those of eight turns first (columns of 1000 x 65,536 on an H200: .066 ms,
-    16 loaded ahead .069, 8 .086; of 300 x 65,536 .0245, .0271, .0304)."""
-    body = loop.body.ops[:-1]
-    names = [op.name for op in body if len(op.results) != 1 or op.result.scalar.is_float]
-    return names.count("memref.load") == 1 and {*names} <= {"memref.load", "arith.extf", *_SUMS}
+    return (() if all(only_sums(loops[step.loop]) for step in found) else tuple(found)), idle
 
 
 def _streamed(function: Function, found: list[Access]) -> tuple[int, ...]:

@@ -53,12 +53,14 @@ REDUCTION_BLOCKS = (
 SPLIT_THREADS = 512  # of a block that has iterations side by side together with others
 ROW_THREADS = 256  # of one that has a single one
 # Loops of some hundred or thousand turns, and so many iterations that few blocks share each: on an
-# H200 sums of columns of 1000 x 20,001 take .031 ms (a block alone: .048), of 2000 x 10,000 .030
-# (.058), of 500 x 10,000 .0095 (.0116). Smaller ones were not measured.
+# H200 sums of columns of 1000 x 20,001 take .028 ms (a block alone: .048), of 2000 x 10,000 .029
+# (.058), of 500 x 10,000 .0095 (.0116). Smaller ones were not measured. Where these are more blocks
+# than run at once, of half as many threads each all do (2000 x 30,001: .0673; .0711).
 BESIDE_THREADS = 256
-_BESIDE = 1 << 19  # threads of all parts of all iterations
+_AT_ONCE_BESIDE = 1 << 10
+_RUNNING = 16 * 132  # blocks of half as many threads
 _PARTS_BESIDE = 8
-_LEAST_SUM = 128  # turns of a part
+_LEAST_SUM, _LONG_SUM = 128, 1024  # turns of a part, and of one of more than run at once
 # So many iterations side by side, of so few turns, do best with a thread each: columns of
 # 129 x 32,600 take .0066 ms on an H200 (.0140 with 32 threads each), of 300 x 20,000 .0093 (.0113),
 # of 256 x 10,000 .0076 (.0089); of 500 x 10,000 .0120 (.0095), of 320 x 8192 .0084 (.0071).
@@ -366,14 +368,24 @@ def split(schedule: Schedule, sizes: Sizes) -> tuple[int, int]:
     wide = max(width, 1)
     blocks = -(-trips[0] // wide) * math.prod(trips[1:])
     longest = max((n for n in lengths if n is not None), default=0)
-    if step.columns == WARP == width and step.threads == BESIDE_THREADS:
-        most = min(_BESIDE // (step.threads * max(blocks, 1)), _PARTS_BESIDE, longest // _LEAST_SUM)
-        long = longest * math.prod(trips) >= _SUMMED and most > 1 and not _flat(longest, trips)
-        return width, most * (long and None not in lengths)
+    if step.columns == WARP == width and step.threads in (BESIDE_THREADS, BESIDE_THREADS // 2):
+        parts = _parts_beside(blocks, longest)
+        long = longest * math.prod(trips) >= _SUMMED and parts > 1 and not _flat(longest, trips)
+        fits = step.threads < BESIDE_THREADS or parts * blocks <= _AT_ONCE_BESIDE
+        return width, parts * (long and fits and None not in lengths)
     if None in lengths or longest * min(wide, LEAST_MEMBERS) < _TURNS * MOST_MEMBERS:
         return width, 0
     most = longest * wide // (step.threads * LEAST_TURNS)
     return width, min(max(_SPLIT // (step.threads * max(blocks, 1)), 1), most)
+
+
+def _parts_beside(blocks: int, longest: int) -> int:
+    """How many parts loops have, the longest of ``longest`` turns, that share so many ``blocks``
+    each: as many as run at once, or more, of long ones, that leave fewer processors idle."""
+    once = min(_RUNNING // max(blocks, 1), _PARTS_BESIDE, longest // _LEAST_SUM)
+    several = range(once, max(once, min(_PARTS_BESIDE, longest // _LONG_SUM)) + 1)
+    busy = {n: n * blocks / (-(-n * blocks // _RUNNING) * _RUNNING) for n in several if n * blocks}
+    return min((n for n in busy if busy[n] > max(busy.values()) - 0.1), default=0)
 
 
 def _side_by_side(count: int) -> int:

@@ -21,6 +21,7 @@ from weft.schedule.nest import loops_of
 from weft.schedule.unroll import written_out
 from weft.schedule.variation import Variation
 
+_SUMS = ("arith.addf", "arith.maxnumf", "arith.minnumf", "arith.maximumf", "arith.minimumf")
 _ORDERED = ("weft.assert", "weft.bounds", "weft.check_race", "weft.print", "memref.alloca")
 
 
@@ -154,3 +155,12 @@ class Serial(Rewriter):
             if inner not in loads:
                 self.rewrite(inner)
         return [self.lookup(v) for v in op.body.terminator.operands]
+
+
+def only_sums(loop: Op) -> bool:
+    """Whether a turn does nothing but take one element into a sum or an extremum: nothing keeps
+    ``ptxas`` from loading those of eight turns first (columns of 1000 x 65,536 on an H200: .066 ms,
+    16 loaded ahead .069, 8 .086; of 300 x 65,536 .0245, .0271, .0304)."""
+    body = loop.body.ops[:-1]
+    names = [op.name for op in body if len(op.results) != 1 or op.result.scalar.is_float]
+    return names.count("memref.load") == 1 and {*names} <= {"memref.load", "arith.extf", *_SUMS}

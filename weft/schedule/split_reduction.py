@@ -18,6 +18,7 @@ from weft.ir.writes import written
 from weft.schedule.bind import Bound
 from weft.schedule.cooperate import Members, inner_turns
 from weft.schedule.expose import expose
+from weft.schedule.grid import BESIDE_THREADS
 from weft.schedule.language import SplitReduction
 from weft.schedule.spmd import Bounds, from_word, to_word
 
@@ -191,18 +192,20 @@ class _Stage(Members):
         return self.at_once(
             begin, upper, size, inits, kinds, _copies(op),
             lambda iv, sums: self.inline(op.body, [iv, *sums]),
+            halved=self.columns > 1 and self.count <= BESIDE_THREADS,  # turns are some hundred
         )  # fmt: skip
 
     def at_once(
         self, begin: Value, upper: Value, size: Value, inits: list[Value], kinds: Sequence[str],
-        copies: int, body: Callable[[Value, list[Value]], list[Value]],
+        copies: int, body: Callable[[Value, list[Value]], list[Value]], *, halved: bool = False,
     ) -> list[Value]:  # fmt: skip
-        """``body`` for every ``size``-th index, ``copies`` of them at a time."""
+        """``body`` for every ``size``-th index, ``copies`` of them at a time. What is left goes one
+        by one, or, ``halved``, half as many at a time, and so on."""
         if copies > 1:
-            count = len(inits)
-            ahead = self.mul(size, self.constant(copies - 1, size.scalar), "nsw")
-            end = self.op("arith.subi", upper, ahead)
+            count, end = len(inits), self.before(upper, size, copies)
             stride = self.mul(size, self.constant(copies, size.scalar), "nsw")
+            none = self.neutral(kinds, [v.scalar for v in inits])
+            more = [begin, *inits, *none * (copies - 1)]
 
             def together(iv: Value, carried: list[Value]) -> list[Value]:
                 made, sums = iv, list[Value]()
@@ -211,13 +214,31 @@ class _Stage(Members):
                     made = self.add(made, size, "nsw")
                 return [made, *sums]
 
-            none = self.neutral(kinds, [v.scalar for v in inits])
-            more = [begin, *inits, *none * (copies - 1)]
             begin, *sums = self.loop(begin, end, stride, more, together, unroll=1)
             inits = sums[:count]
             for k in range(1, copies):
                 inits = self.pairs(kinds, inits, sums[k * count : (k + 1) * count])
-        return self.loop(begin, upper, size, inits, body, unroll=1)
+        if not halved or copies == 1:
+            return self.loop(begin, upper, size, inits, body, unroll=1)
+        state = [begin, *inits]
+        while copies := copies // 2:
+
+            def some(state: list[Value] = state, copies: int = copies) -> list[Value]:
+                iv, *sums = state
+                for _ in range(copies):
+                    sums = body(iv, sums)
+                    iv = self.add(iv, size, "nsw")
+                return [iv, *sums]
+
+            there = self.compare("slt", state[0], self.before(upper, size, copies))
+            types = [v.type for v in state]
+            state = self.either(there, some, lambda state=state: state, types)
+        return state[1:]
+
+    def before(self, upper: Value, size: Value, copies: int) -> Value:
+        """Where so many indices begin at the latest, every ``size``-th."""
+        ahead = self.mul(size, self.constant(copies - 1, size.scalar), "nsw")
+        return self.op("arith.subi", upper, ahead)
 
     def leave(self, op: Op) -> None:
         """The block's part of a loop, and what it carried."""

@@ -22,7 +22,7 @@ from weft.ir.writes import written
 
 _UNROLLED = 8  # rows at a time: their turns need each other, rows do not
 _INTERLEAVED = 2  # rows of which operations stand side by side
-_AHEAD = 8  # rows of which tapes are read ahead: what is loaded is waited for once in so many
+_AHEAD = 6  # rows of which tapes are read ahead: by 5, 8 or 12 some gradients take longer
 
 
 def rows_inside(

@@ -51,6 +51,27 @@ def test_a_kernel_that_asks_for_debug_has_its_asserts() -> None:
         weft.kernel(debug=True)(roots)(torch.ones(2), 1)
 
 
+@weft.func
+def marked(out, i):
+    out[i] += 1
+    return 0
+
+
+@weft.kernel
+def marking(out):
+    assert marked(out, 2)
+    for i in range(2):
+        assert marked(out, i) > 7, f"{i}"
+
+
+def test_what_is_asserted_is_computed_all_the_same() -> None:
+    weft.init(debug=False)
+    for run in (marking, marking.interpret):
+        out = torch.zeros(3)
+        run(out)
+        assert out.tolist() == [1.0, 1.0, 1.0]
+
+
 @weft.kernel
 def drawn(out, n: int):
     for i in out:

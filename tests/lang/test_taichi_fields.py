@@ -353,3 +353,18 @@ def test_slices_of_the_matrices_of_a_field_are_written():
 def too_long(f: ti.template()):
     for i in f:
         f[i][:, 0] = ti.Vector([1.0, 2.0, 3.0])
+
+
+def test_dimensions_of_an_annotation_are_those_of_the_field():
+    @ti.kernel
+    def first(x: ti.types.ndarray(ndim=1)) -> ti.f32:
+        s = 0.0
+        for i in x:
+            s += x[i][1]
+        return s
+
+    x = ti.Vector.field(3, ti.f32, shape=2)
+    x.fill(1.5)
+    assert first(x) == 3.0
+    with pytest.raises(KernelTypeError, match=r"annotated with 1 dimensions, and .* \(2, 3\)"):
+        first(x.to_torch())

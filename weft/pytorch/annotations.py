@@ -28,7 +28,8 @@ def check_once(
 ) -> None:  # fmt: skip
     """``check_annotations``, once for each set of shapes and dtypes; ``seen`` has those."""
     values = [arguments[p.name] for p in parameters]
-    key = tuple((v.size(), v.dtype) if isinstance(v, torch.Tensor) else type(v) for v in values)
+    key = tuple((v.size(), len(v.shape), v.dtype) if isinstance(v, torch.Tensor) else type(v)
+                for v in values)  # fmt: skip
     if key not in seen:
         check_annotations(parameters, arguments, span)
         seen.add(key)
@@ -104,7 +105,9 @@ def _check_ndarray(
             f"of shape {tuple(tensor.size())} was passed", span,
             help="the dimensions of a vector or a matrix are the tensor's last ones",
         )  # fmt: skip
-    if annotation.rank is not None and tensor.dim() != annotation.rank:
+    # `ndim` of a field of vectors is its own where the annotation says nothing of elements.
+    ranks = {tensor.dim(), *(() if inner or annotation.element_dim else (len(tensor.shape),))}
+    if annotation.rank is not None and annotation.rank not in ranks:
         raise KernelTypeError(
             f"`{name}` is annotated with {annotation.rank} dimensions, and a tensor of shape "
             f"{tuple(tensor.size())} was passed", span,

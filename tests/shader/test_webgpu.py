@@ -14,6 +14,7 @@ import torch
 import weft
 from tests.conftest import adapter
 from weft import compiler
+from weft.errors import KernelValueError
 from weft.lang.field import Field
 from weft.runtime.overlap import OverlapWarning
 
@@ -477,3 +478,19 @@ def test_what_no_loop_shares_one_thread_runs() -> None:
     y = torch.zeros(5, 2)
     filled_in_order.on("webgpu")(y)
     assert y[:, 0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_results_without_an_order_are_refused_in_deterministic_mode() -> None:
+    """They ran, as if one thread of a CPU did."""
+
+    @weft.kernel
+    def summed(x, k, out):
+        for i in range(x.shape[0]):
+            out[k[i]] += x[i]
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(KernelValueError, match="has no order on a GPU"):
+            summed.on("webgpu")(torch.randn(50), torch.randint(0, 3, (50,)), torch.zeros(3))
+    finally:
+        torch.use_deterministic_algorithms(False)

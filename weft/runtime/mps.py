@@ -104,77 +104,108 @@ class Mps(Language):
 MPS = Mps()
 
 
+@frozen
+class Ready:
+    """What runs for the sizes and numbers of one argument block. ``steps``: for each stage the
+    function, what it binds, threads and those of a block; ``params``: the numbers, where they do
+    not depend on tensors; ``words``: of 32 bits that blocks leave."""
+
+    launch: Launch
+    steps: tuple[tuple[Callable[..., None], tuple[Any, ...], Dims, Dims], ...]
+    params: tuple[int, ...] | None
+    words: int
+    checked: bool
+
+
 class Call:
     """Calls a loop: ``call(slots, tensors)``, with the packed argument block, and the tensors that
     its pointers are of. A pointer itself says nothing: torch has that of an object of Metal's."""
 
     def __init__(self, compiled: Compiled, error: build.Failure) -> None:
         """``error`` words a failed check."""
-        self.compiled, self.facts, self.error = compiled, compiled.facts, error
+        self.compiled, self.error = compiled, error
         self.deciding = compiled.deciding()
         self.launches: dict[bytes, Launch | None] = {}
+        self.ready: dict[bytes, Ready | None] = {}
         self.choice: Choice | None = None  # of the last new sizes and numbers
         self.lock = threading.Lock()
-        pointers = [slot.arg for slot in self.facts.slots if slot.kind == "pointer"]
+        pointers = [slot.arg for slot in compiled.facts.slots if slot.kind == "pointer"]
         self.names = [f"a{arg}" for arg in pointers]
+        self.first = 8 * len(pointers)
 
     def __call__(self, slots: bytes, tensors: Sequence[torch.Tensor]) -> None:
-        key = b"".join([slots[8 * k : 8 * k + 8] for k in self.deciding])
+        numbers = slots[self.first :]
         try:
-            launch = self.launches[key]
+            ready = self.ready[numbers]
         except KeyError:
-            launch = self._anew(key, slots)
-        if launch is None:
+            ready = self._anew(numbers, slots)
+        if ready is None:
             return
-        given: dict[Any, Any] = {
-            name: tensor if tensor.numel() else self._nothing
-            for name, tensor in zip(self.names, tensors, strict=True)
-        }
-        leads = [0] * len(tensors)
-        for stage in launch.form.stages:
+        given: dict[Any, Any] = dict(zip(self.names, tensors, strict=True))
+        given["params"] = ready.params
+        if ready.params is None:
+            self._led(ready, slots, given)
+        for name, tensor in zip(self.names, tensors, strict=True):
+            if not tensor.numel():
+                given[name] = self._nothing
+        if ready.words:
+            given["partials"] = torch.empty(ready.words, dtype=torch.int32, device="mps")
+        if ready.checked:
+            given["error"] = torch.zeros(ERROR_WORDS, dtype=torch.int32, device="mps")
+        for call, names, threads, block in ready.steps:
+            call(*[given[name] for name in names], threads=threads, group_size=block)
+        if ready.checked:
+            self._checked(given["error"])
+
+    def _led(self, ready: Ready, slots: bytes, given: dict[Any, Any]) -> None:
+        """Adds tensors that begin with a word, and the numbers, which say how far behind that their
+        elements do."""
+        leads = [0] * len(self.names)
+        for stage in ready.launch.form.stages:
             for name in stage.led:
                 given[name, "led"], leads[self.names.index(name)] = _led(given[name])
+        given["params"] = self._params(ready.launch, slots, leads)
+
+    def _params(self, launch: Launch, slots: bytes, leads: Sequence[int]) -> tuple[int, ...]:
+        """What torch hands over as words of 64 bits."""
         words = self.compiled.words(slots, launch.parts, struct.pack(f"<{len(leads)}q", *leads))
         words += bytes(-len(words) % 8)
-        # torch hands a list of integers over as words of 64 bits.
-        given["params"] = struct.unpack(f"<{len(words) // 8}q", words)
-        self._run(launch, given)
-
-    def _anew(self, key: bytes, slots: bytes) -> Launch | None:
-        with self.lock:
-            if len(self.launches) >= _MOST_LAUNCHES:
-                self.launches.clear()
-            launch = self.launches[key] = self.compiled.launch(slots)
-        if launch is None:
-            return None
-        self.choice = launch.choice
-        size = len(self.compiled.words(slots, 1))
-        name = self.compiled.loop.summary.name
-        if size > _MOST_BYTES:
+        if len(words) > _MOST_BYTES:
             raise MpsError(
-                f"the loop of `{name}` takes {size} bytes of sizes and numbers, and Metal "
-                f"{_MOST_BYTES} at most: use fewer tensors"
+                f"the loop of `{self.compiled.loop.summary.name}` takes {len(words)} bytes of "
+                f"sizes and numbers, and Metal {_MOST_BYTES} at most: use fewer tensors"
             )
-        log_launch.debug("%s: on mps, grid %s of %s threads", name, launch.grids[0],
-                         launch.form.threads)  # fmt: skip
-        return launch
+        return struct.unpack(f"<{len(words) // 8}q", words)
 
-    def _run(self, launch: Launch, given: dict[Any, Any]) -> None:
-        form = launch.form
-        used = {n for stage in form.stages[: len(launch.grids)] for n in stage.buffers}
-        if "partials" in used:
-            count = max(launch.words, 1) * form.word // _WORD
-            given["partials"] = torch.empty(count, dtype=torch.int32, device="mps")
-        if "error" in used:
-            given["error"] = torch.zeros(ERROR_WORDS, dtype=torch.int32, device="mps")
+    def _anew(self, numbers: bytes, slots: bytes) -> Ready | None:
+        with self.lock:
+            for known in (self.launches, self.ready):
+                if len(known) >= _MOST_LAUNCHES:
+                    known.clear()
+            key = b"".join([slots[8 * k : 8 * k + 8] for k in self.deciding])
+            if key not in self.launches:
+                self.launches[key] = self.compiled.launch(slots)
+            launch = self.launches[key]
+            made = self.ready[numbers] = None if launch is None else self._ready(launch, slots)
+        return made
+
+    def _ready(self, launch: Launch, slots: bytes) -> Ready:
+        self.choice, form = launch.choice, launch.form
+        log_launch.debug("%s: on mps, grid %s of %s threads", self.compiled.loop.summary.name,
+                         launch.grids[0], form.threads)  # fmt: skip
+        steps: list[Any] = []
         # What one block computes, no further stage has to combine.
         for k, (stage, grid) in enumerate(zip(form.stages, launch.grids, strict=False)):
             function = self.compiled.pipeline(launch.wanted, k, free=True)
-            threads = [blocks * side for blocks, side in zip(grid, form.threads, strict=True)]
-            arguments = [given[(n, "led") if n in stage.led else n] for n in stage.buffers]
-            function.call(*arguments, threads=threads, group_size=form.threads)
-        if "error" in used:
-            self._checked(given["error"])
+            names = tuple((n, "led") if n in stage.led else n for n in stage.buffers)
+            threads = tuple(n * side for n, side in zip(grid, form.threads, strict=True))
+            steps.append((function.call, names, threads, form.threads))
+        used = {name for _, names, *_ in steps for name in names}
+        none = [0] * len(self.names)
+        params = self._params(launch, slots, none)
+        led = any(stage.led for stage in form.stages)
+        words = max(launch.words, 1) * form.word // _WORD if "partials" in used else 0
+        return Ready(launch, tuple(steps), None if led else params, words, "error" in used)
 
     def _checked(self, record: torch.Tensor) -> None:
         """Debug mode waits and raises; otherwise the error is raised by a later launch that finds

@@ -74,6 +74,8 @@ def _difference(cx: Lowering, node: ast.Assign) -> ast.AugAssign | None:
                 left, right = right, left
             if getattr(left, "id", None) == name:
                 return ast.copy_location(ast.AugAssign(target, op, right), node)
+        case _:
+            pass
     return None
 
 

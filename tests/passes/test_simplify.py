@@ -257,6 +257,35 @@ def test_if_without_operations_becomes_selects():
         }""")
 
 
+def test_what_both_branches_hand_on_is_no_result_of_the_if():
+    assert result_of(
+        (simplify, dce),
+        """
+        func.func @f(%m: memref<?xf32>, %a: f32, %b: f32, %c: i1, %i: index) {
+          %r, %s = scf.if %c -> (f32, f32) {
+            memref.store %a, %m[%i] : memref<?xf32>
+            scf.yield %a, %b : f32, f32
+          } else {
+            scf.yield %b, %b : f32, f32
+          }
+          memref.store %r, %m[%i] : memref<?xf32>
+          memref.store %s, %m[%i] : memref<?xf32>
+          func.return
+        }""",
+    ) == normal("""
+        func.func @f(%m: memref<?xf32>, %a: f32, %b: f32, %c: i1, %i: index) {
+          %r = scf.if %c -> (f32) {
+            memref.store %a, %m[%i] : memref<?xf32>
+            scf.yield %a : f32
+          } else {
+            scf.yield %b : f32
+          }
+          memref.store %r, %m[%i] : memref<?xf32>
+          memref.store %b, %m[%i] : memref<?xf32>
+          func.return
+        }""")
+
+
 def loop(lower: int, upper: int) -> str:
     return f"""
         func.func @f(%m: memref<?xf32>, %a: f32) {{

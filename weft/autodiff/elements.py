@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from weft.autodiff.fibre import Fibre
+from weft.autodiff.fibre import Fibre, in_bounds
+from weft.autodiff.reroll import Rolled
 from weft.autodiff.segments import Segments, keys_loop, runs_loop, segment_sum
 from weft.autodiff.slices import Slicer, accumulated
 from weft.autodiff.write import Writer
@@ -189,10 +190,15 @@ def _sum(
         for iv, poly in found.solved.items():
             w.values[iv] = w.poly(poly)
 
-        def added() -> Value:
-            return w.b.op("arith.addf", total, slicer.copied(accumulated(access), w, kept))
+        def copied(value: Value) -> Value:
+            if isinstance(access, Rolled):
+                return access.copied(value, w, kept, slicer)
+            return slicer.copied(value, w, kept)
 
-        return slicer.under(access, w, kept, added, total)
+        def added() -> Value:
+            return w.b.op("arith.addf", total, copied(accumulated(access)))
+
+        return slicer.under(access, w, added, total, in_bounds, copied)
 
     def nest(k: int, total: Value) -> Value:
         if k == len(found.loops):

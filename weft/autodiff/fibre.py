@@ -322,6 +322,13 @@ def _conjunction(guard: Condition | None) -> Iterator[Compare]:
             yield from _conjunction(part)
 
 
+def in_bounds(guard: Condition | None) -> bool:
+    """Whether ``guard`` holds wherever the loops and conditions of a ``Fibre`` go."""
+    if isinstance(guard, Compare):
+        return guard.kind == "ge"
+    return isinstance(guard, Both) and all(map(in_bounds, guard.parts))
+
+
 def _plain(constraint: Compare) -> Iterator[Compare]:
     """The same without ``min`` and ``max`` where it can be said so: ``min(a, b) >= x`` is
     ``a >= x and b >= x``. What is linear in an index then bounds its loop."""

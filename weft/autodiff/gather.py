@@ -23,6 +23,7 @@ from weft.autodiff.dense import Whole, dense
 from weft.autodiff.elements import Found, added_up, element_loops, keys_of, longest, split_loops
 from weft.autodiff.fibre import NotAffine, fibre
 from weft.autodiff.privatize import privatize
+from weft.autodiff.reroll import reroll
 from weft.autodiff.segments import Segments, segments
 from weft.autodiff.slices import Slicer, Unavailable
 from weft.index.access import Access, accesses
@@ -321,10 +322,13 @@ def _plan(name: str, group: list[Access], slicer: Slicer, form: Form) -> _Plan:
     if form.atomic:
         return _Plan(name, "atomic", "atomic", group)
     try:
-        found = [(piece, fibre(piece)) for a in group for piece in affine_pieces(a)]
-        for access, one in found:
+        one = reroll(slicer.function, group, slicer)
+        every = group if one is None else [one]
+        found = [(piece, fibre(piece)) for a in every for piece in affine_pieces(a)]
+        for access, each in found:
             slicer.check(access)
-            slicer.check_symbols(one.symbols())
+            slicer.check_symbols(each.symbols())
+        slicer.check_symbols(set() if one is None else one.symbols())
     except (NotAffine, Unavailable) as error:
         found = _segmented(name, group, slicer) if name in form.segments else None
         if found is not None:

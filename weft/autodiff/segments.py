@@ -103,7 +103,11 @@ def keys_loop(
             at = [slicer.copied(subscripts[axis], w, []) for axis in found.keyed]
             return _row(w, found, at)
 
-        value = slicer.under(found.access, w, [], key, w.b.constant(-1, index))
+        def asked(value: Value) -> Value:
+            return slicer.copied(value, w, [])
+
+        nothing = w.b.constant(-1, index)
+        value = slicer.under(found.access, w, key, nothing, lambda _: False, asked)
         places = [w.b.steps(iv, low, step)
                   for iv, low, step in zip(block.args, lows, steps, strict=True)]  # fmt: skip
         w.b.store(w.b.op("arith.index_cast", value, type=i64), keys, places)

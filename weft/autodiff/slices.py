@@ -8,7 +8,7 @@ from weft.autodiff.extremum import is_exact
 from weft.autodiff.write import Writer
 from weft.errors import WeftError
 from weft.index.access import Access
-from weft.index.expression import Dim
+from weft.index.expression import Condition, Dim
 from weft.ir.builder import Builder, Rewriter
 from weft.ir.core import Block, Function, Op, Value, inputs, parents, walk
 from weft.ir.ops import OPS
@@ -90,7 +90,7 @@ class Slicer:
     def check(self, access: Access) -> None:
         """Raises ``Unavailable`` where what ``access`` accumulates cannot be had elsewhere."""
         self._check(accumulated(access))
-        for op, _ in self._around(access.op):
+        for op, _ in self.around(access.op):
             if op.name == "scf.if":
                 self._check(If(op).condition)
             elif op.name == "scf.while":
@@ -98,7 +98,7 @@ class Slicer:
 
     def enclosing(self, op: Op) -> list[Op]:
         """The operations with regions around ``op``, innermost first."""
-        return [parent for parent, _ in self._around(op)]
+        return [parent for parent, _ in self.around(op)]
 
     def check_symbols(self, symbols: Iterable[Value | Dim]) -> None:
         """Raises ``Unavailable`` where a symbol of a fibre cannot be had elsewhere."""
@@ -108,7 +108,7 @@ class Slicer:
                 what = f"`{symbol.name}`" if symbol.name else "a bound"
                 raise Unavailable(f"{what} is computed by a loop")
 
-    def _around(self, op: Op) -> list[tuple[Op, Op]]:
+    def around(self, op: Op) -> list[tuple[Op, Op]]:
         """The operations with regions around ``op``, innermost first, with what is in them."""
         found = []
         inner, parent = op, self.parents[op]
@@ -119,7 +119,7 @@ class Slicer:
 
     def _check(self, value: Value) -> None:
         for v in self._needed(value):
-            loops = self.undoing(self._around_value(v)) if self._spills(v) else []
+            loops = self.undoing(self._around_value(v)) if self.spills(v) else []
             if loops is None or (loops and not self.wide):
                 what = f"`{v.name}`" if v.name else "a value"
                 raise Unavailable(f"{what} is carried by a sequential loop")
@@ -133,11 +133,11 @@ class Slicer:
             if v in seen:
                 continue
             seen[v] = None
-            if v.op is not None and not self._spills(v):
+            if v.op is not None and not self.spills(v):
                 todo += inputs(v.op)
         return list(seen)
 
-    def _spills(self, value: Value) -> bool:
+    def spills(self, value: Value) -> bool:
         if self.is_fixed(value):
             return False
         owner = value.owner
@@ -201,23 +201,23 @@ class Slicer:
     def repeated(self, values: Iterable[Value]) -> set[Value] | None:
         """All that is needed to compute ``values``; None where that is in a workspace."""
         found = {v for value in values for v in self._needed(value)}
-        return None if any(map(self._spills, found)) else found
+        return None if any(map(self.spills, found)) else found
 
     def under(
-        self, access: Access, w: Writer, kept: Sequence[Value], make: Callable[[], Value],
-        otherwise: Value,
+        self, access: Access, w: Writer, make: Callable[[], Value], otherwise: Value,
+        holds: Callable[[Condition | None], bool], copied: Callable[[Value], Value],
     ) -> Value:  # fmt: skip
         """What ``make`` makes where ``access`` is carried out, ``otherwise`` where a condition
-        around it does not hold."""
-        conditions = [(op, inner) for op, inner in reversed(self._around(access.op))
-                      if op.name == "scf.if"]  # fmt: skip
+        around it does not hold: one that does not always hold, as ``holds`` says, is ``copied``."""
+        around = [pair for pair in reversed(self.around(access.op)) if pair[0].name == "scf.if"]
+        conditions = [pair for pair, guard in zip(around, access.guards, strict=False)
+                      if not holds(guard)]  # fmt: skip
 
         def inside(k: int) -> Value:
             if k == len(conditions):
                 return make()
             op, inner = conditions[k]
-            test = self.copied(If(op).condition, w, kept)
-            branch = If(w.b.if_(test, [otherwise.type]))
+            branch = If(w.b.if_(copied(If(op).condition), [otherwise.type]))
             mine, other = branch.then, branch.otherwise
             if inner not in If(op).then.ops:
                 mine, other = other, mine
@@ -238,7 +238,7 @@ class Slicer:
         if known is not None:
             return known
         owner = value.op
-        if self._spills(value):
+        if self.spills(value):
             if value not in self.spilled:
                 raise AssertionError("spilled values are collected first")
             at = self.indices(w.b, self.loops(value), lambda v: self.copied(v, w, kept))
@@ -267,9 +267,9 @@ class Slicer:
         """What ``copy`` of this access needs from workspaces."""
         roots = [
             accumulated(access),
-            *(If(op).condition for op, _ in self._around(access.op) if op.name == "scf.if"),
+            *(If(op).condition for op, _ in self.around(access.op) if op.name == "scf.if"),
         ]
-        return [v for root in roots for v in self._needed(root) if self._spills(v)]
+        return [v for root in roots for v in self._needed(root) if self.spills(v)]
 
 
 def accumulated(access: Access) -> Value:

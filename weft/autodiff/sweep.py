@@ -9,7 +9,7 @@ from weft.autodiff.adjoints import Adjoints
 from weft.autodiff.checkpoints import Loops
 from weft.autodiff.extremum import Extremum, extremum
 from weft.autodiff.recompute import DONE, Recomputation
-from weft.autodiff.rules import RULES, ZERO, Local
+from weft.autodiff.rules import RULES, ZERO, Local, adjoint_type
 from weft.autodiff.sums import is_unread, passes_through
 from weft.autodiff.tape import Tapes
 from weft.errors import GradientError
@@ -78,11 +78,12 @@ class Sweep:
         if not outer and not self.primal.touches(op):
             return
         self.tapes.restore(op)
-        start = [adjoints[v] for v in outer]
-        branch = self.b.if_(self.env[If(op).condition], [v.type for v in start])
+        # What has no adjoint yet begins without one: `0.0 + g` is not `g` to the bit.
+        start = {v: g for v in outer if (g := adjoints.of.get(v)) is not None}
+        branch = self.b.if_(self.env[If(op).condition], [adjoint_type(v.scalar) for v in outer])
         results = [adjoints.of.get(r) for r in op.results]
         for old, new in zip(op.regions, branch.regions, strict=True):
-            with self.b.at(new), adjoints.scope(dict(zip(outer, start, strict=True))):
+            with self.b.at(new), adjoints.scope(dict(start)):
                 self.loops.taped(old)
                 for given, result in zip(old.terminator.operands, results, strict=True):
                     adjoints.add(given, result)

@@ -25,7 +25,8 @@ def simplify(function: Function) -> Function:
     * ``algebra.RULES``: x + 0, x * 1, x - x of integers; not not; casts back and forth; division
       by a power of two; select, comparisons; constants go to the right of commutative operations.
     * ``scf.if`` with a known condition, and ``scf.for`` with no or one iteration, are inlined; an
-      if without operations becomes selects; a for does not carry what no iteration changes.
+      if without operations becomes selects, and what both branches of another one hand on is taken
+      from before it; a for does not carry what no iteration changes.
     * ``weft.assert`` of true and ``weft.bounds`` of constants within bounds are dropped.
     Non-goals: what is right in exact arithmetic only (x + 0.0, x * 0.0, reassociation of floats:
     the code generator has flags for that); unrolling; removing what is left unused (dce).
@@ -133,12 +134,16 @@ def _never_fails(op: Op) -> bool:
 
 
 def _merged_branches(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
-    """An if whose branches do nothing, as selects."""
+    """An if whose branches do nothing, as selects; of another one, what both branches hand on."""
     then, otherwise = op.regions
-    if len(then.ops) > 1 or len(otherwise.ops) > 1:
+    pairs = [*zip(then.terminator.operands, otherwise.terminator.operands, strict=True)]
+    if len(then.ops) == len(otherwise.ops) == 1:
+        condition = If(op).condition
+        return [a if a is b else rewriter.op("arith.select", condition, a, b) for a, b in pairs]
+    if not any(a is b for a, b in pairs):
         return None
-    pairs = zip(then.terminator.operands, otherwise.terminator.operands, strict=True)
-    return [a if a is b else rewriter.op("arith.select", If(op).condition, a, b) for a, b in pairs]
+    made = rewriter.append(op).results
+    return [a if a is b else result for result, (a, b) in zip(made, pairs, strict=True)]
 
 
 def _around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:

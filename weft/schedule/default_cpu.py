@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from weft.index.access import Extraction
+from weft.index.expression import Both, Compare, atom
 from weft.ir.core import Block, Function, Op, walk
 from weft.ir.types import index
 from weft.ir.views import For, If, Parallel, is_constant
@@ -58,6 +60,8 @@ def _tile(function: Function, parallel: Op, machine: CpuMachine) -> Schedule:
     if any(stride not in (0, 1, -1) for stride in strides):
         pays = machine.vector_bytes == 64 and _gathers_pay(loops, strides, along, body)
         steps = (Vectorize(axes[-1], width, width),) if pays else ()
+    elif _is_narrow(function, parallel, loops, along, width):
+        steps = ()
     else:
         sums = max(len(loop.results) for loop in loops)
         vectors = 4 if sums == 1 else 2 if sums == 2 else 1
@@ -82,6 +86,28 @@ def _gathers_pay(loops: list[Op], strides: list[int | None], along: Variation, b
         if any(op.name == "memref.store" and along.stride(op) not in (1, -1) for op in inside):
             return False
     return True
+
+
+def _is_narrow(
+    function: Function, parallel: Op, loops: list[Op], along: Variation, width: int
+) -> bool:
+    """Whether many lanes of a vector would have nothing to do: a condition around the loops holds
+    for fewer iterations along the index than a vector and a half has lanes, and turns differ from
+    lane to lane. LLVM vectorises the loops, whose elements lie side by side."""
+    if all(along.uniform(*For(loop).bounds) for loop in loops):
+        return False
+    for loop in loops:
+        turns = Variation(parallel.body, {For(loop).index: 1})
+        own = [op for op in loop.body.ops if is_access(op)]
+        if not all(turns.stride(op) in (0, 1) for op in own):
+            return False
+    known, lane = Extraction(function), parallel.body.args[-1]
+    asked = [known.condition(If(op).condition) for op in parallel.body.ops if op.name == "scf.if"
+             and loops[0] in [*walk(If(op).then)]]  # fmt: skip
+    parts = [part for one in asked for part in (one.parts if isinstance(one, Both) else (one,))]
+    ends = [(part.poly + atom(lane)).constant for part in parts
+            if isinstance(part, Compare) and part.kind == "ge"]  # fmt: skip
+    return any(end is not None and 2 * end < 3 * width for end in ends)
 
 
 def _shared_axis(parallel: Op, loops: list[Op], vectors: list[Op]) -> int | None:

@@ -13,6 +13,7 @@
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from weft import errors
@@ -212,6 +213,10 @@ _TAICHI = {
     )},
     "webgpu": "weft.webgpu", "ad": "weft.ad", "Tape": "weft.ad:Tape",
 }  # fmt: skip
+
+
+# `import weft.math as tm` and `from weft.types import ndarray` find these.
+sys.modules[f"{__name__}.math"], sys.modules[f"{__name__}.types"] = math, types
 
 
 def _implementing(kernel: Kernel) -> Any:

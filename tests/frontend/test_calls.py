@@ -302,7 +302,7 @@ def test_arguments_by_keyword_mean_what_they_mean_in_python() -> None:
          "uniform in [0, 1); docs/port-taichi.md says what there is"),
         ("1 + weft.atomic_max(n, 1)", "`atomic_max` works on an element of a tensor | write "
          "weft.atomic_max(x[i], value); of a variable, n = max(n, value)"),
-        ("x[i].clamp(0)", "a scalar (f32) has no method `clamp` in a device loop | "
+        ("n.clamp(0)", "a scalar (int) has no method `clamp` in a device loop | "
          "write torch.clamp(...) of it"),
     ],
 )  # fmt: skip

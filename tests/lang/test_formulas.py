@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 import weft
+from tests.fuzz.check import function as made_of
 from tests.lang import functions_page
 from weft.errors import KernelTypeError
 from weft.lang import function_table, names
@@ -320,3 +321,67 @@ def test_what_is_not_there_is_refused_by_name():
         bessel(torch.ones(1))
     assert "`torch.special.bessel_j0` cannot be called in a device loop" in str(caught.value)
     assert "docs/functions.md" in str(caught.value)
+
+
+METHODS = (
+    "pow(2)",
+    "pow(v)",
+    "clamp(0.1, 0.5)",
+    "clamp(min=0.4)",
+    "clip(0.1, 0.5)",
+    "maximum(w)",
+    "add(w)",
+    "sub(1)",
+    "mul(w)",
+    "div(2)",
+    "fmod(0.3)",
+    "remainder(0.3)",
+    "hypot(w)",
+    "copysign(-v)",
+    "lgamma()",
+    "digamma()",
+    "logaddexp(w)",
+    "lerp(w, 0.25)",
+    "frac()",
+    "logit()",
+    "sinc()",
+    "xlogy(w)",
+    "deg2rad()",
+    "where(v > w, w)",
+    "gt(w)",
+    "le(0.5)",
+    "clone()",
+    "detach() * v",
+    "exp()",
+)
+
+
+def test_elements_have_the_methods_of_torch():
+    for method in METHODS:
+        text = (
+            "def kernel(x, y):\n    out = torch.zeros_like(x)\n    for i in range(x.shape[0]):\n"
+            f"        v, w = x[i], y[i]\n        out[i] = v.{method}\n    return out\n"
+        )
+        plain = made_of(text)
+        x, y = torch.rand(2, 5, dtype=torch.float64) * 0.8 + 0.1
+        leaf = x.clone().requires_grad_()
+        made, found = plain(leaf, y), weft.kernel(plain)(leaf, y)
+        torch.testing.assert_close(found, made, msg=method)
+        if made.requires_grad and "gt" not in method and "le(" not in method:
+            wanted, given = (torch.autograd.grad(v.sum(), leaf)[0] for v in (made, found))
+            torch.testing.assert_close(given, wanted, msg=method)
+
+
+def test_a_row_that_is_detached_has_no_derivative():
+    @weft.kernel
+    def squares(x):
+        out = torch.zeros(x.shape[0], dtype=x.dtype)
+        for i in range(x.shape[0]):
+            out[i] = (x[i] * x[i].detach()).sum() + x[i, 0].detach() * x[i, 1]
+        return out
+
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(squares(x).sum(), x)
+    expected = x.detach().clone()
+    expected[:, 1] += x.detach()[:, 0]
+    torch.testing.assert_close(found, expected)

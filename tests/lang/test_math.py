@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import weft
 from weft.errors import KernelTypeError, KernelValueError
 from weft.frontend import signatures
 from weft.kernel import kernel
@@ -213,3 +214,12 @@ def test_every_canonical_name_has_an_object_and_no_object_an_unknown_name():
         (atomics.atomic_or_, "atomic_or"), (field.zeros, "zeros"), ([], None), (object(), None),
     ]:  # fmt: skip
         assert names.canonical(value) == name
+
+
+def test_the_modules_can_be_imported_by_name():
+    scope = {}
+    exec("import weft.math as tm\nfrom weft.math import *\nfrom weft.types import ndarray", scope)
+    assert scope["tm"] is weft.math
+    assert scope["vec3"] is weft.math.vec3
+    assert scope["ndarray"] is weft.types.ndarray
+    assert all(hasattr(weft.math, name) for name in weft.math.__all__)

@@ -72,9 +72,11 @@ from weft.frontend.kinds import (
     constant_value,
     describe,
     is_complex,
+    is_weak,
 )
 from weft.frontend.names import KNOWN_MODULES, dotted
 from weft.frontend.scope import Guard
+from weft.frontend.statics import stop_grad
 from weft.lang import function_table, names
 from weft.lang.dtypes import ComplexType, DType, as_dtype, complex_type
 from weft.lang.types import TYPE_QUESTIONS, matrix, vector
@@ -102,6 +104,15 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
         return list_methods.method(cx, function, given, by_name, span)
     if isinstance(function, Method) and row_calls.has(function):
         return row_calls.method(cx, node, function, bound)
+    if isinstance(function, Method) and (target := _torch_function(function)) is not None:
+        if (word := names.canonical(target)) is None:
+            return _inlined(cx, node, Static(target), span, [function.receiver])
+        given = [function.receiver, *bound(signatures.FUNCTIONS[word][1:], f".{function.name}")]
+        if word == "select":  # x.where(condition, other)
+            given[:2] = given[1::-1]
+        if any(map(rows.is_row, given)):
+            return row_calls.elementwise(cx, node, word, given)
+        return FUNCTIONS[word](cx, node, given)
     if isinstance(function, Method):
         takes = signatures.METHODS.get(function.name)
         return _method(cx, function, bound(takes, f".{function.name}"), span)
@@ -494,6 +505,19 @@ def _distance(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand
     return aggregates.method(cx, aggregates.build(difference, span), "norm", [], span)
 
 
+def _torch_function(method: Method) -> Any:
+    """What a method of an element does that torch has as a function as well: `x[i].clamp(min=0)`.
+    None of another one, and of Python's numbers, which have none."""
+    x, name = method.receiver, method.name
+    if not isinstance(x, Scalar) or is_weak(x.dtype) or name in signatures.METHODS:
+        return None
+    function = getattr(torch, name, None)
+    word, formula = names.canonical(function), function_table.stands_for(function)
+    if word in FUNCTIONS and word in signatures.FUNCTIONS:
+        return function
+    return None if formula is function else formula
+
+
 def _method(cx: Lowering, method: Method, arguments: list[Operand], span: Span) -> Operand:
     x, name = method.receiver, method.name
     if isinstance(x, Vec):
@@ -511,17 +535,15 @@ def _method(cx: Lowering, method: Method, arguments: list[Operand], span: Span) 
         if own in complexes.NAMES and not arguments and own in (*names.UNARY, *names.COMPLEX):
             return complexes.function(cx.scalars, own, [x], span)
     if isinstance(x, Scalar):
-        if name == "item" and not arguments:
+        if name in ("item", "clone") and not arguments:
             return x
+        if name == "detach" and not arguments:
+            return stop_grad(cx, x, span)
         if name in ("to", "type", "cast") and len(arguments) == 1:
             return cast(cx, x, dtype_from(arguments[0], span), span)
         if name in CASTING and not arguments:
             overflow.fits(cx, x, CASTING[name], span)
             return cx.scalars.cast_exactly(x, CASTING[name], span)
-        if name in names.UNARY and name in HANDLERS and not arguments:
-            return HANDLERS[name](
-                cx, ast.Call(ast.Name(name), [], [], lineno=span.line, col_offset=span.column), [x]
-            )
     if isinstance(x, Tensor):
         if name == "size":
             dims = expressions.attribute(cx, x, "shape", span)

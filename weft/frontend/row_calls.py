@@ -32,6 +32,7 @@ from weft.frontend.kinds import (
     is_complex,
     is_float,
 )
+from weft.frontend.statics import stop_grad
 from weft.ir import types as ir
 from weft.lang import names
 from weft.lang.dtypes import DTYPES
@@ -456,8 +457,10 @@ def method(cx: Lowering, node: ast.Call, method: Method, bound: Bound) -> Operan
     row, name, span = method.receiver, method.name, cx.span(node)
     if name in TAKES:
         return call(cx, name, [row, *bound(TAKES[name][1:], f".{name}")], span)
-    if name in ("clone", "contiguous", "detach") and not (node.args or node.keywords):
+    if name in ("clone", "contiguous") and not (node.args or node.keywords):
         return rows.elementwise(cx, lambda items: items[0], [row], span)
+    if name == "detach" and not (node.args or node.keywords):
+        return rows.elementwise(cx, lambda items: stop_grad(cx, items[0], span), [row], span)
     if name in ("to", "type") or name in CASTING:
         given = bound(("dtype",) if name in ("to", "type") else (), f".{name}")
         dtype = dtype_from(given[0], span) if given else DTYPES[CASTING[name]]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import itertools
 
-from weft.errors import KernelAssertionError, KernelTypeError
+from weft.errors import KernelAssertionError, KernelTypeError, Span
 from weft.frontend import aggregates
 from weft.frontend.casts import Handler
 from weft.frontend.context import Lowering
@@ -106,13 +106,15 @@ def _stop_grad(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operan
             f"{x.name}.detach() in the host part",
         )  # fmt: skip
 
-    def detached(item: Operand) -> Operand:
-        number = cx.read_scalar(item, span)
-        if not isinstance(number, Scalar) or not is_float(dtype_of(number) or ""):
-            return number
-        return Scalar(cx.builder.op("math.detach", number.value), number.dtype)
+    return aggregates.elementwise(lambda item: stop_grad(cx, item, span), [x], span)
 
-    return aggregates.elementwise(detached, [x], span)
+
+def stop_grad(cx: Lowering, x: Operand, span: Span) -> Operand:
+    """A number whose derivative is 0."""
+    number = cx.read_scalar(x, span)
+    if not isinstance(number, Scalar) or not is_float(dtype_of(number) or ""):
+        return number
+    return Scalar(cx.builder.op("math.detach", number.value), number.dtype)
 
 
 HANDLERS: dict[str, Handler] = {

@@ -157,7 +157,9 @@ class Draw:
                 if self.second and self.random.random() < 0.6:
                     return ["e = b", f"e.a.m += {self.number(0)}", "s = s * 0.5 + e.a.m - e.w",
                             "h = a", f"a.m {change}", "s = s - h.m * 0.5"]  # fmt: skip
-                return [f"t = T({self.fresh()}, {self.number()})"]
+                return [
+                    f"t = T(A({self.leaf()}), {self.number()})"
+                ]  # a named tuple holds, not copies
             case 10:
                 made = f"D({self.number()}, {self.whole()})"
                 return [self.pick(f"d = {made}", f"d = d + {made}", "d.q = s * 0.5")]

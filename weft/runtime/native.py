@@ -60,13 +60,13 @@ class History(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """A tensor in the place ``slot`` of the block may be one element for all of its ``count``
-    places, of so many ``bytes``: where ``check`` holds and not that of the plan, the code reads a
+    """A tensor in the place ``slot`` of the block may be one for all of its ``elements``, of so
+    many ``bytes``: where ``check`` holds and not that of the plan, the code reads a
     copy that is written out on the stack."""
 
     check: Callable[..., bool]
     slot: int
-    count: int
+    elements: int
     bytes: int
 
 

@@ -105,7 +105,3 @@ def _check(symbol: str, x: Any, y: Any, found: Any, span: Span) -> None:
         raise KernelOverflowError(
             f"{a} {symbol} {b} overflows {dtype.name}", span, help=OVERFLOW_HELP
         )
-
-
-def _overflow(message: str, span: Span) -> KernelOverflowError:
-    return KernelOverflowError(message, span, help=OVERFLOW_HELP)

@@ -5,12 +5,14 @@ the original stdout to itself.
 """
 
 import importlib
+import importlib.util
 import json
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,23 @@ import torch
 from benchmarks.harness import Subject
 from benchmarks.peers import threads
 
-SAMPLE_SECONDS = 2e-3
+CPU = torch.device("cpu")
+SAMPLE_MS = 2.0
+
+
+def timer_of_weft() -> Any:
+    """The module that takes times for ``weft bench``, by its path: a peer's process does not import
+    weft."""
+    path = Path(__file__).parents[1] / "weft" / "tuning" / "measure.py"
+    spec = importlib.util.spec_from_file_location("timer", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+timer = timer_of_weft()
 
 
 def find(module: str, subject: str) -> Subject:
@@ -36,7 +54,7 @@ def as_float64(result: Any) -> torch.Tensor:
 
 
 class Worker:
-    """The calls that are being measured now, by provider, and how many of them a sample takes."""
+    """Samples that are being taken now, by provider, and how many calls each has."""
 
     def __init__(self) -> None:
         self.calls: dict[str, tuple[Callable[[], Any], int]] = {}
@@ -54,34 +72,20 @@ class Worker:
         error = ((got - exact).abs().max() / exact.abs().max().clamp_min(1e-30)).item()
         if not error <= what.tolerance:
             return {"failure": f"wrong: {error:.1e} from float64"}
-        count = 1
-        while (spent := sample(call, count)) * count < SAMPLE_SECONDS * 1e3:
-            count = max(int(SAMPLE_SECONDS * 1e3 / max(spent, 1e-5)) + 1, 2 * count)
-        self.calls[provider] = (call, count)
+        count = timer.repeats(call, SAMPLE_MS)
+        self.calls[provider] = timer.repeated(call, count), count
         return {"first_ms": first_ms, "error": error}
 
     def measure(self, provider: str, seconds: float) -> dict[str, Any]:
         """Samples for about ``seconds``, at least one, after one that is thrown away."""
         call, count = self.calls[provider]
-        sample(call, count)
-        samples = []
-        end = time.perf_counter() + seconds
-        while not samples or time.perf_counter() < end:
-            samples.append(sample(call, count))
-        return {"samples": samples}
+        (times,) = timer.samples([call], CPU, seconds=seconds, least=1)
+        return {"samples": [ms / count for ms in times]}
 
     def drop(self) -> dict[str, Any]:
         """Let go of the prepared calls and their tensors."""
         self.calls.clear()
         return {}
-
-
-def sample(call: Callable[[], Any], count: int) -> float:
-    """Milliseconds of one call: the mean over ``count`` of them."""
-    begin = time.perf_counter()
-    for _ in range(count):
-        call()
-    return (time.perf_counter() - begin) * 1e3 / count
 
 
 def failure(error: BaseException) -> str:

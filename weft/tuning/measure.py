@@ -1,5 +1,8 @@
 """Times of several ways to do one thing, taken in turn, so that what else the machine does meets
-all of them alike."""
+all of them alike.
+
+It imports nothing of weft: processes of ``benchmarks/`` that measure others load it by its path.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import torch
 
 LEAST_ROUNDS, MOST_ROUNDS = 5, 50
 SECONDS = 0.1  # for each run, once the rounds are enough
+_SAMPLE_MS = 0.2  # that a sample on the CPU takes at least, of as many calls as that needs
 _CYCLES = 2e9  # of a GPU in a second, or more
 _LONGEST_WAIT = 0.02  # of a run that waits for the GPU itself
 _WAIT = 1e-4  # seconds that a GPU waits at least while launches are put behind that
@@ -34,16 +38,16 @@ def measure(
 
 def samples(
     runs: Sequence[Run], device: torch.device, restore: Run = lambda: None,
-    seconds: float = SECONDS,
+    seconds: float = SECONDS, least: int = LEAST_ROUNDS,
 ) -> list[list[float]]:  # fmt: skip
     """Samples of the milliseconds that each of ``runs`` takes, which have run before: for some
-    ``seconds`` each, 5 to 50. ``restore`` is called before each sample; its time does not count.
-    CUDA's events time what is on the current stream: the device alone."""
+    ``seconds`` each, ``least`` to 50. ``restore`` is called before each sample; its time does not
+    count. CUDA's events time what is on the current stream: the device alone."""
     waits = [_WAIT] * len(runs)
     timed = partial(_on_gpu, waits) if device.type == "cuda" else _on_cpu
     first = timed(runs, restore)
     rounds = int(seconds * 1e3 * len(runs) / max(sum(first), 1e-6))
-    times = [timed(runs, restore) for _ in range(min(max(rounds, LEAST_ROUNDS), MOST_ROUNDS))]
+    times = [timed(runs, restore) for _ in range(min(max(rounds, least), MOST_ROUNDS))]
     return [list(of_one) for of_one in zip(*times, strict=True)]
 
 
@@ -74,6 +78,23 @@ def _on_gpu(waits: list[float], runs: Sequence[Run], restore: Run) -> list[float
         pairs.append((begin, end))
     torch.cuda.synchronize()
     return [begin.elapsed_time(end) for begin, end in pairs]
+
+
+def repeats(call: Run, least: float = _SAMPLE_MS) -> int:
+    """How many calls a sample on the CPU has, to take ``least`` milliseconds."""
+    (times,) = samples([call], torch.device("cpu"), seconds=0.01, least=1)
+    return max(1, round(least / max(min(times), 1e-5)))
+
+
+def repeated(call: Run, count: int) -> Run:
+    """``count`` calls in one."""
+
+    def run() -> Any:
+        for _ in range(count):
+            call()
+
+    run.__dict__["count"] = count
+    return run
 
 
 def shown(items: Iterable[T], total: int, what: str) -> Iterator[T]:

@@ -15,7 +15,7 @@ import torch
 from weft.errors import CompileError
 from weft.frames import user_frames
 from weft.kernel import Kernel, kernel_inside
-from weft.tuning.measure import samples
+from weft.tuning.measure import repeated, repeats, samples
 from weft.tuning.measure import shown as progress
 from weft.tuning.state import tensors_in
 from weft.values import frozen
@@ -27,7 +27,6 @@ from weft.workbench.rates import Row
 from weft.workbench.report import Table, UsageError
 
 Call = Callable[..., Any]
-_SAMPLE_MS = 0.2  # that a sample on the CPU takes at least, of as many calls as that needs
 _FLUSHED = 256 << 20  # bytes that are written where caches are to be cold
 
 
@@ -319,21 +318,6 @@ def unlike(
         if not good.all():
             return str(compare.described("a result", one.cpu(), other.cpu(), good))
     return ""
-
-
-def repeats(call: Callable[[], Any]) -> int:
-    """How many calls a sample on the CPU has."""
-    (times,) = samples([call], torch.device("cpu"), seconds=0.01)
-    return max(1, round(_SAMPLE_MS / max(min(times), 1e-5)))
-
-
-def repeated(call: Callable[[], Any], count: int) -> Callable[[], Any]:
-    def run() -> Any:
-        for _ in range(count):
-            call()
-
-    run.__dict__["count"] = count
-    return run
 
 
 def _restoring(

@@ -160,6 +160,24 @@ def test_the_loops_of_a_gradient_follow_those_that_they_are_of() -> None:
     assert all(len(loop.codes) == 1 for loop in code)
 
 
+def test_loops_whose_turns_have_an_array_of_their_own() -> None:
+    """Whether ``ptxas`` may unroll them was asked of all their values' types."""
+
+    @weft.kernel
+    def picked(x, at, out):
+        for i in range(x.shape[0]):
+            s = 0.0
+            for t in range(x.shape[1]):
+                own = weft.zeros((3,), weft.f32)
+                own[at[i]] = x[i, t]
+                s += own[0]
+            out[i] = s
+
+    at = torch.zeros(5, dtype=torch.int32)
+    (loop,) = weft.compile_for("sm_90", picked, torch.zeros(5, 7), at, torch.zeros(5))
+    assert ".entry " in loop.ptx
+
+
 @needs_ptxas
 @pytest.mark.parametrize(("many", "version"), [(8, "7.8"), (120, "8.1")])
 def test_loops_of_many_tensors(many: int, version: str) -> None:

@@ -152,7 +152,7 @@ def test_duals_of_all_fields_and_fields_of_structs_are_placed(monkeypatch: pytes
     pairs = pair.field()
     ti.root.dense(ti.i, 3).place(pairs)
     assert tuple(pairs.shape) == (3,)
-    assert tuple(pairs.b.shape) == (3, 2)
+    assert tuple(pairs.b.size()) == (3, 2)
     ti.root.lazy_dual()
     with ti.ad.FwdMode(loss=total, param=x, seed=[0.0, 1.0, 0.0, 0.0, 0.0]):
         square()

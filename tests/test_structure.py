@@ -262,3 +262,13 @@ def test_the_glossary_names_files_that_are_there() -> None:
     named = re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.(?:py|md))`", text)
     assert len(named) > 40
     assert [name for name in named if not (PACKAGE / name).exists()] == []
+
+
+def test_sizes_beside_strides_are_the_tensors() -> None:
+    """``shape`` of a field of vectors is the field's: without the vector, which strides have."""
+    both = re.compile(r"\.shape\b.*\.stride\(\)|\.stride\(\).*\.shape\b")
+    found = [
+        f"{module}:{k}" for module in MODULES
+        for k, line in enumerate(parsed(module)[1], 1) if both.search(line)
+    ]  # fmt: skip
+    assert not found, "write tensor.size()"

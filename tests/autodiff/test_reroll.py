@@ -1,5 +1,7 @@
 """Accumulations of a window that is written out are one loop nest."""
 
+import math
+
 import pytest
 import torch
 
@@ -141,3 +143,20 @@ def test_conditions_that_bound_the_loops_are_not_asked_again():
 def test_sums_under_conditions_keep_no_copies_of_one_adjoint():
     _, made = notes(summed, torch.randn(9, 8), torch.randn(3, 5))
     assert not made.workspaces
+
+
+def test_signs_of_zeros_are_kept():
+    @weft.kernel
+    def quotients(x, w):
+        out = torch.zeros_like(x)
+        for i in range(x.shape[0]):
+            if i > 0:
+                out[i] += w[0] / (x[i] * 0.0)
+                out[i] += w[1] / (x[i] * -0.0)
+                out[i] += w[2] / (x[i] * 0.0)
+                out[i] += w[3] / (x[i] * -0.0)
+        return out
+
+    w = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    quotients(torch.ones(2, dtype=torch.float64), w).sum().backward()
+    assert w.grad.tolist() == [math.inf, -math.inf, math.inf, -math.inf]

@@ -197,3 +197,26 @@ def test_atomics_on_what_the_host_part_read_from_a_field(how: str) -> None:
     values = [int(v) for v in x.to_numpy()]
     wanted = functools.reduce(operator.xor, values) if how == "xor" else int(expected[how]())
     assert reduced(x) == reduced.interpret(x) == wanted
+
+
+def test_sums_in_another_name_of_a_tensor_are_refused() -> None:
+    """Python would change the tensor."""
+
+    @weft.kernel
+    def summed(x, y):
+        s = y
+        for i in range(x.shape[0]):
+            s += x[i]
+        return s
+
+    @weft.kernel
+    def by_atomics(x, y):
+        s = y
+        for i in range(x.shape[0]):
+            weft.atomic_add(s, x[i])
+        return s
+
+    for kernel in (summed, by_atomics):
+        with pytest.raises(weft.errors.KernelTypeError, match="`s` is another name of a tensor"):
+            kernel(torch.ones(4), torch.tensor(1.0))
+    assert summed(torch.ones(4), 1.0) == 5

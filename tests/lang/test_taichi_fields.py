@@ -368,3 +368,41 @@ def test_dimensions_of_an_annotation_are_those_of_the_field():
     assert first(x) == 3.0
     with pytest.raises(KernelTypeError, match=r"annotated with 1 dimensions, and .* \(2, 3\)"):
         first(x.to_torch())
+
+
+def test_sizes_of_a_field_of_vectors_are_those_of_the_tensor():
+    """``shape`` leaves out the vector, ``size()`` does not, in loops as in Python."""
+    x = ti.Vector.field(3, ti.f32, shape=(2, 5))
+    x.fill(1.0)
+
+    @ti.kernel
+    def total(a: ti.template()) -> ti.f32:
+        s = 0.0
+        for i, j in ti.ndrange(a.size(0), a.size(1)):
+            for k in range(a.size(-1)):
+                s += a[i, j][k]
+        return s
+
+    @ti.kernel
+    def told(a: ti.template(), out: ti.types.ndarray()):
+        for _ in range(1):
+            out[0], out[1], out[2], out[3] = a.size(-1), a.size(-2), len(a.size()), len(a.shape)
+
+    out = torch.zeros(4, dtype=torch.int32)
+    told(x, out)
+    assert out.tolist() == [3, 5, 3, 2]
+    assert total(x) == total.interpret(x) == 30
+
+
+def test_fields_of_vectors_are_tuned():
+    x, y = ti.Vector.field(3, ti.f32, shape=4), ti.Vector.field(3, ti.f32, shape=4)
+
+    @ti.kernel
+    def doubled(a: ti.template(), b: ti.template()):
+        for i in a:
+            b[i] = a[i] * 2.0
+
+    x.fill(1.5)
+    ti.tune(doubled, x, y, most=1)
+    doubled(x, y)
+    assert y.to_numpy().tolist() == [[3.0] * 3] * 4

@@ -17,7 +17,7 @@ from weft.autodiff.slices import Slicer, accumulated
 from weft.autodiff.write import Writer
 from weft.index.access import Access, Extraction, Loop
 from weft.index.expression import ONE, Both, Compare, Condition, Poly, atom, number
-from weft.ir.core import Function, Value
+from weft.ir.core import Function, Op, Value
 from weft.ir.types import ScalarType, i1, index
 from weft.ir.views import If
 from weft.values import frozen, mutable
@@ -185,10 +185,15 @@ class _Reroll:
             poly = self.poly([self.extraction.poly(v) for v in each])
             return None if poly is None else Node(first, number=poly)
         ops = [v.op for v in each if v.op is not None]
-        like = [op for op in ops if op.name == ops[0].name and op.attrs == ops[0].attrs
+        like = [op for op in ops if op.name == ops[0].name and _alike(op, ops[0])
                 and len(op.operands) == len(ops[0].operands) and not op.regions]  # fmt: skip
         if len(like) != len(each) or any(map(self.slicer.spills, each)):
             return None
         operands = [self.node(row) for row in zip(*(op.operands for op in ops), strict=True)]
         found = tuple(node for node in operands if node is not None)
         return Node(first, operands=found) if len(found) == len(operands) else None
+
+
+def _alike(a: Op, b: Op) -> bool:
+    """Whether attributes are the same, the signs of zeros among them."""
+    return a.attrs == b.attrs and repr(a.attrs) == repr(b.attrs)

@@ -546,8 +546,7 @@ def _method(cx: Lowering, method: Method, arguments: list[Operand], span: Span) 
             return cx.scalars.cast_exactly(x, CASTING[name], span)
     if isinstance(x, Tensor):
         if name == "size":
-            dims = expressions.attribute(cx, x, "shape", span)
-            assert isinstance(dims, Tup)
+            dims = Tup([elements.extent(cx, x, k) for k in range(x.rank)])
             if not arguments:
                 return dims
             axis = arguments[0].value if isinstance(arguments[0], Static) else None

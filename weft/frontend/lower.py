@@ -274,6 +274,15 @@ def dtypes_of(kind: Kind) -> list[str]:
     return [kind.dtype] * count if not isinstance(kind, OpaqueKind) else []
 
 
+def _is_another_name(cx: Lowering, name: str) -> bool:
+    """Whether the function gives ``name`` what has a name: ``name = y``."""
+    return any(
+        isinstance(n, ast.Assign) and isinstance(n.value, ast.Name | ast.Attribute)
+        and any(isinstance(t, ast.Name) and t.id == name for t in n.targets)
+        for n in ast.walk(cx.source.tree)
+    )  # fmt: skip
+
+
 def _before(cx: Lowering, node: ast.For, name: str) -> tuple[Operand, TotalKind]:
     """What ``name``, which the loop accumulates into, is before it, and the kind of its total."""
     before = cx.frame.lookup(name, cx.span(node), cx.guards)
@@ -286,6 +295,12 @@ def _before(cx: Lowering, node: ast.For, name: str) -> tuple[Operand, TotalKind]
             f"an atomic on `{name}`, which is {describe(before)}", cx.span(atomic),
             help=f"write {name}[None], its element",
         )  # fmt: skip
+    if isinstance(before, Tensor) and not given and _is_another_name(cx, name):
+        raise KernelTypeError(
+            f"`{name}` is another name of a tensor, which a sum in it would change",
+            cx.span(atomic or node),
+            help=f"give it a copy ({name} = y.clone()), or accumulate into a tensor's element",
+        )
     total = isinstance(before, Vec | Tup) and name in cx.region.vector_results
     if not (is_scalar or total or (isinstance(before, Tensor) and before.rank == 0)):
         raise KernelTypeError(

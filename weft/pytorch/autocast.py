@@ -105,7 +105,7 @@ class Policy:
 def _kind(value: Any) -> Any:
     """What a tensor is like, as a tuple, or another argument."""
     if isinstance(value, torch.Tensor):
-        return "tensor", value.dtype, tuple(value.shape)
+        return "tensor", value.dtype, tuple(value.size())
     if isinstance(value, list | tuple):
         return ("list", *(_kind(v) for v in value))
     return "value", value

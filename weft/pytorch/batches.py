@@ -70,7 +70,7 @@ def expanded(
     for place, level in enumerate(sizes):
         if level not in levels:
             tensor = tensor.unsqueeze(place)
-    return tensor.expand(*sizes.values(), *tensor.shape[len(sizes) :]).clone(
+    return tensor.expand(*sizes.values(), *tensor.size()[len(sizes) :]).clone(
         memory_format=torch.contiguous_format
     )
 
@@ -91,13 +91,13 @@ def in_front(values: Sequence[Any], dims: Sequence[Any]) -> tuple[list[torch.Ten
 
 def filled(tensor: torch.Tensor, size: Any, has: bool) -> torch.Tensor:
     """``tensor``, or a batch of ``size`` samples that are all it."""
-    return tensor if has else tensor.expand(size, *tensor.shape)
+    return tensor if has else tensor.expand(size, *tensor.size())
 
 
 def samples_of(tensors: Sequence[Any], levels: Sequence[Sequence[int]]) -> dict[int, int]:
     """The sizes of all the batches that ``tensors`` are of, by level, in the order of levels."""
     pairs = (pair for v, own in zip(tensors, levels, strict=True) if own
-             for pair in zip(own, v.shape, strict=False))  # fmt: skip
+             for pair in zip(own, v.size(), strict=False))  # fmt: skip
     return dict(sorted(pairs))
 
 

@@ -92,7 +92,7 @@ def _sample(value: Any, dims: int) -> Any:
     """What has the type of one sample of ``value``, whose first ``dims`` dimensions are batches."""
     if not dims:
         return value
-    shape, strides = value.shape[dims:], value.stride()[dims:]
+    shape, strides = value.size()[dims:], value.stride()[dims:]
     return torch.empty_strided(shape, strides, dtype=value.dtype, device="meta")
 
 

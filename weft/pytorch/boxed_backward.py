@@ -96,7 +96,7 @@ class _Steps:
         for k in loop.written:
             if self.values[k].is_floating_point():
                 env[self.prefix + loop.names[k]] = self.values[k]
-        shapes = {loop.function.args[k]: self.values[k].shape for k in loop.memrefs}
+        shapes = {loop.function.args[k]: self.values[k].size() for k in loop.memrefs}
         sizes_of = Sizes(loop, fixed, wanted, env, shapes, program.device, True)
         made, sizes = sizes_of.fitting(base)
         if not repeats(loop, base, made):
@@ -147,7 +147,7 @@ class _Steps:
 
     def _new(self, k: int, dtype: torch.dtype) -> torch.Tensor:
         """A tensor for the gradient of an argument of the loop, whose numbers are of this type."""
-        new = torch.empty(self.values[k].shape, dtype=dtype, device=self.program.device)
+        new = torch.empty(self.values[k].size(), dtype=dtype, device=self.program.device)
         return torch.view_as_complex(new) if k in self.pairs else new
 
     def _result(self, number: int) -> torch.Tensor:

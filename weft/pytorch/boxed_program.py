@@ -142,7 +142,7 @@ class Program:
         number, layout = stable.number_of(tensor.dtype), spec.layout
         if tensor.is_complex() and layout != "contiguous":  # the parts of each are, whatever it is
             layout = ANY
-        shape, steps = (tuple(tensor.shape), tensor.stride()) if self.exact else (None, None)
+        shape, steps = (tuple(tensor.size()), tensor.stride()) if self.exact else (None, None)
         size = tensor.element_size()
         return TensorForm(number, size, tensor.dim(), layout, written, shape, steps)
 
@@ -167,7 +167,7 @@ class Program:
         spec = value_spec("", parts(tensor))
         assert isinstance(spec, TensorSpec)
         form = self._tensor(tensor, spec, written=True)
-        own = [[Slot("constant", n) for n in words] for words in (tensor.shape, tensor.stride())]
+        own = [[Slot("constant", n) for n in words] for words in (tensor.size(), tensor.stride())]
         if sizes is None or strides is None:
             sizes, strides = own
         position = len(self.items) + len(self.made)

@@ -130,7 +130,7 @@ class Rule:
             inputs, _, _, numbers = split(passed)
             tensors, _ = Structure.of(inputs)
             wanted = [tensors[k] for k in numbers]
-            return [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in wanted]
+            return [torch.empty(t.size(), dtype=t.dtype, device=t.device) for t in wanted]
 
         return self._derivative(BACKWARD, arguments, made, fake, self.boxed(), self.offering)
 
@@ -254,7 +254,7 @@ class Rule:
         ctx.save_for_forward(*tensors)
         ctx.count = len(tensors)
         ctx.floats = [is_float(o) for o in made]
-        ctx.shapes = [(o.shape, o.dtype, o.device) for o in made]
+        ctx.shapes = [(o.size(), o.dtype, o.device) for o in made]
         ctx.autocast = autocast_state()
 
     def gradients(

@@ -192,7 +192,7 @@ class Sharded:
                 if isinstance(v, DTensor) else v for v in args)))  # fmt: skip
         made = [
             DTensor.from_local(out, mesh, [placement(r.outputs[k]) for r in chosen],
-                               run_check=False, shape=like[k].shape, stride=like[k].stride())
+                               run_check=False, shape=like[k].size(), stride=like[k].stride())
             for k, out in enumerate(outs)
         ]  # fmt: skip
         return made[0] if len(made) == 1 else tuple(made)

@@ -134,9 +134,9 @@ def _of_samples(family: Family, name: str) -> Callable[..., int] | None:
 def _key(value: Any) -> Hashable:
     """What the count of a call depends on; None where sizes are symbolic."""
     if isinstance(value, torch.Tensor):
-        sizes = (*value.shape, *value.stride())
+        sizes = (*value.size(), *value.stride())
         plain = all(type(n) is int for n in sizes)
-        return (value.shape, value.stride(), value.dtype) if plain else None
+        return (value.size(), value.stride(), value.dtype) if plain else None
     if isinstance(value, list | tuple):
         keys = tuple(map(_key, value))
         return None if None in keys else keys

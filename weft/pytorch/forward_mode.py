@@ -110,7 +110,7 @@ class Along:
         if given is not None and is_batched(given):
             return given.to(value.dtype).clone(memory_format=torch.contiguous_format)
         if given is None or given._is_zerotensor():
-            return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+            return torch.zeros(value.size(), dtype=value.dtype, device=value.device)
         found = given.resolve_neg().to(value.dtype).contiguous()
         if k in self.loop.written or any(_share_memory(found, w) for w in written):
             found = found.clone() if found.data_ptr() == given.data_ptr() else found

@@ -84,7 +84,7 @@ class Launch:
             held = given.tensor if isinstance(given, Unknown) else given
             found[value] = number(held)
             if isinstance(held, torch.Tensor):
-                found[value] = Tensor(list(map(number, held.shape)), held.dtype, load(held))
+                found[value] = Tensor(list(map(number, held.size())), held.dtype, load(held))
         return found
 
     def probed(self, known: Callable[[Any], bool]) -> Fusion:

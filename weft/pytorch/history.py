@@ -352,7 +352,7 @@ def _spread(tensors: Sequence[torch.Tensor], k: int, slot: int) -> native.Spread
     small = like.nbytes <= record.MOST_SPREAD and like.element_size() in record.SPREADS
     if like.device.type != "cpu" or not small:
         return None
-    one = torch.zeros((), dtype=like.dtype).expand(like.shape)
+    one = torch.zeros((), dtype=like.dtype).expand(like.size())
     check = tensor_check([*tensors[:k], one, *tensors[k + 1 :]])
     return check and native.Spread(check, slot, like.numel(), like.element_size())
 

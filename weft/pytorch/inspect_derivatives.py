@@ -255,10 +255,10 @@ def _like(kernel: KernelLike, grad: Any, outs: Sequence[torch.Tensor]) -> list[t
     if grad is None:
         return [torch.ones_like(o) for o in outs]
     grads = list(grad) if isinstance(grad, tuple | list) else [grad]
-    if [g.shape for g in grads] != [o.shape for o in outs]:
+    if [g.size() for g in grads] != [o.size() for o in outs]:
         raise KernelTypeError(
-            f"`grad` has shapes {[tuple(g.shape) for g in grads]}, and `{kernel.__name__}` gives "
-            f"{[tuple(o.shape) for o in outs]}", help="give a gradient for each float tensor",
+            f"`grad` has shapes {[tuple(g.size()) for g in grads]}, and `{kernel.__name__}` gives "
+            f"{[tuple(o.size()) for o in outs]}", help="give a gradient for each float tensor",
         )  # fmt: skip
     return grads
 
@@ -304,4 +304,4 @@ class HostMemory:
         theirs = tensor.untyped_storage()
         _, ours = self.copies.setdefault(theirs.data_ptr(), (theirs, theirs.cpu()))
         empty = torch.empty(0, dtype=tensor.dtype, device="cpu")
-        return empty.set_(ours, tensor.storage_offset(), tensor.shape, tensor.stride())
+        return empty.set_(ours, tensor.storage_offset(), tensor.size(), tensor.stride())

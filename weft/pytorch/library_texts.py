@@ -101,7 +101,7 @@ def example_of(value: Any) -> str:
     """A value of C++ like this one."""
     if isinstance(value, torch.Tensor):
         sizes = ", ".join(
-            str(n.node.hint if isinstance(n, torch.SymInt) else n) for n in value.shape
+            str(n.node.hint if isinstance(n, torch.SymInt) else n) for n in value.size()
         )
         options = f"torch::k{CPP_KINDS[str(value.dtype).removeprefix('torch.')]}"
         if value.device.type != "cpu":

@@ -106,7 +106,7 @@ def _check(number: int, package: Package, parameters: str) -> str:
             written = str(own_name in package.written).lower()
             lines.append(f'  kind(why, "{own_name}", {name}, {_DEVICES[value.device.type]}, '
                          f"at::k{kind}, {value.dim()}, {written});")  # fmt: skip
-            for axis, size in enumerate(value.shape):
+            for axis, size in enumerate(value.size()):
                 expr = size.node.expr if isinstance(size, torch.SymInt) else None
                 own = f"{name}.size({axis})"
                 if expr is not None and expr.is_symbol and str(expr) not in known:

@@ -228,7 +228,7 @@ def example(value: Any, *, loose: bool) -> Any:
         return [_known(v) for v in value]
     if not isinstance(value, torch.Tensor):
         return _known(value)
-    sizes, strides = list(map(_known, value.shape)), list(map(_known, value.stride()))
+    sizes, strides = list(map(_known, value.size())), list(map(_known, value.stride()))
     if loose and sizes:
         sizes = [max(n, 2) for n in sizes]
         strides = [2 * math.prod(sizes[k + 1 :]) for k in range(len(sizes))]

@@ -54,12 +54,12 @@ def define_samples(family: Family, name: str, overload: Any, made: Made) -> tupl
     def fake(*passed: Any) -> Any:
         *inputs, size, have, _ = passed
         tensors, form = Structure.of(inputs)
-        samples = [t.new_empty_strided(t.shape[1:], t.stride()[1:]) if k in have else t
+        samples = [t.new_empty_strided(t.size()[1:], t.stride()[1:]) if k in have else t
                    for k, t in enumerate(tensors)]  # fmt: skip
         out = overload(*form.inputs(samples))
         if out is None:
             return None
-        found = [o.new_empty((size, *o.shape)) for o in items(out)]
+        found = [o.new_empty((size, *o.size())) for o in items(out)]
         return found[0] if single else tuple(found)
 
     tags = [tag for tag in overload.tags if tag is torch.Tag.nondeterministic_seeded]

@@ -127,7 +127,7 @@ def _kind(value: Any) -> Hashable:
 def _symbols(value: Any) -> Iterator[Any]:
     """The symbols among sizes, strides and numbers."""
     if isinstance(value, torch.Tensor):
-        value = (*value.shape, *value.stride())
+        value = (*value.size(), *value.stride())
     if isinstance(value, list | tuple):
         for item in value:
             yield from _symbols(item)

@@ -186,7 +186,7 @@ def over_batch(
     """``Eager.apply(f, span, *tensors)`` of each sample, where ``have`` says which tensors are
     batches along their first dimension. Results are."""
     every, need = _for_samples(f, have, functools.partial(Batched, size, randomness))
-    given = [t.expand(size, *t.shape) if wanted and not has else t
+    given = [t.expand(size, *t.size()) if wanted and not has else t
              for t, has, wanted in zip(tensors, have, need, strict=True)]  # fmt: skip
     return Eager.apply(every, span, *given)
 
@@ -199,7 +199,7 @@ def _applied(f: Many, span: Span, *tensors: torch.Tensor) -> tuple[torch.Tensor,
     level = max(map(level_of, tensors))
     own = [level_of(t) == level for t in tensors]
     moved = [unbatched(t, level, 0) if has else t for t, has in zip(tensors, own, strict=True)]
-    size = moved[own.index(True)].shape[0]
+    size = moved[own.index(True)].size(0)
     found = over_batch(f, span, moved, own, size, "error")
     return tuple(wrapped(t, [level]) for t in found)
 

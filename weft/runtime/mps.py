@@ -229,4 +229,4 @@ def _led(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     if not lead:
         return tensor, 0
     offset = tensor.storage_offset() - lead
-    return tensor.as_strided(tensor.shape, tensor.stride(), offset), lead
+    return tensor.as_strided(tensor.size(), tensor.stride(), offset), lead

@@ -326,7 +326,7 @@ class Autotuning:
 
 
 def _exact(value: Any) -> Any:
-    return value.shape if isinstance(value, torch.Tensor) else constant_key(value)
+    return value.size() if isinstance(value, torch.Tensor) else constant_key(value)
 
 
 def _class(value: Any) -> str:

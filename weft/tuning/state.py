@@ -60,7 +60,7 @@ class Kept:
 def difference(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], exact: bool) -> str:
     """How the tensors ``found`` differ from those ``expected``; "" where they are the same
     (``exact``), or as near as two orders of the same sums are."""
-    if [(t.shape, t.dtype) for t in found] != [(t.shape, t.dtype) for t in expected]:
+    if [(t.size(), t.dtype) for t in found] != [(t.size(), t.dtype) for t in expected]:
         return "shapes or dtypes differ"
     for one, other in zip(found, expected, strict=True):
         unlike = (_bytes(one) != _bytes(other)).any(dim=1)

@@ -324,7 +324,7 @@ def alike(tensor: torch.Tensor) -> torch.Tensor:
     lead = tensor.data_ptr() % _ALIGNED // size
     room = torch.empty(lead + extent(tensor) // size, dtype=tensor.dtype, device=tensor.device)
     with torch.no_grad():
-        return room.as_strided(tensor.shape, tensor.stride(), lead).copy_(tensor.detach())
+        return room.as_strided(tensor.size(), tensor.stride(), lead).copy_(tensor.detach())
 
 
 def _reorders(function: Function, schedule: Schedule) -> bool:

@@ -288,7 +288,7 @@ def prepared(
     with same_numbers():
         out = [t for t in tensors_in(provider(*leaves)) if t.requires_grad]
     generator = torch.Generator().manual_seed(1)
-    given = [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t) for t in out]
+    given = [torch.randn(t.size(), generator=generator, dtype=torch.float64).to(t) for t in out]
 
     def gradient() -> Any:
         return torch.autograd.grad(out, wanted, given, retain_graph=True, materialize_grads=True)
@@ -302,7 +302,7 @@ def unlike(
 ) -> str:  # fmt: skip
     """How results differ from those that are expected by more than ``noisy()`` ones do; "" where
     they do not."""
-    wanted, there = ([list(t.shape) for t in tensors] for tensors in (expected, found))
+    wanted, there = ([list(t.size()) for t in tensors] for tensors in (expected, found))
     if wanted != there:
         if len(wanted) != len(there):
             return f"{len(there)} tensors in place of {len(wanted)}"

@@ -71,7 +71,7 @@ def with_noise(
     """The same numbers, relatively off by ``amount``; finite ones stay finite."""
     if values.is_complex():
         return torch.view_as_complex(with_noise(parts(values).contiguous(), amount, generator))
-    noise = values * amount * torch.randn(values.shape, generator=generator, dtype=values.dtype)
+    noise = values * amount * torch.randn(values.size(), generator=generator, dtype=values.dtype)
     moved = values + noise
     moved = torch.where(moved.isfinite(), moved, values - noise)  # of the largest numbers
     return torch.where(values.isfinite(), moved, values)
@@ -99,7 +99,7 @@ def allowed(
 ) -> torch.Tensor:
     """Which elements are as near to the Python in float64 as rounding lets them be, by what noise
     does to it (``moved``)."""
-    slack = torch.zeros(exact.shape, dtype=torch.float64)
+    slack = torch.zeros(exact.size(), dtype=torch.float64)
     amplified = _AMPLIFIED if most < _TOLERANCE[torch.float16] else _AMPLIFIED_16
     for value in moved:
         off = amplified * (value.double() - exact.double()).abs()
@@ -117,7 +117,7 @@ def described(
     off = (found.double() - expected.double()).abs().nan_to_num(math.inf)
     off = torch.ones_like(off) if first else off
     flat = int(torch.where(good, -1.0, off).reshape(-1).argmax()) if good.dim() else 0
-    place = tuple(int(n) for n in torch.unravel_index(torch.tensor(flat), good.shape))
+    place = tuple(int(n) for n in torch.unravel_index(torch.tensor(flat), good.size()))
     count = int((~good).sum())
     text = (
         f"{count:,} of {good.numel():,} elements differ; at {list(place)} there is "

@@ -81,7 +81,7 @@ class Notes:
         self, kernel: KernelLike, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         every = (*args, *kwargs.values())
-        shapes = shown([list(v.shape) if isinstance(v, torch.Tensor) else [] for v in every])
+        shapes = shown([list(v.size()) if isinstance(v, torch.Tensor) else [] for v in every])
         key = name, shapes
         self.counts[key] = self.counts.get(key, 0) + 1
         if key not in self.calls:

@@ -87,13 +87,13 @@ def _literal(value: Any) -> str:
         return repr(value)
     dtype = f"dtype={value.dtype}"
     if value.numel() == 0:
-        return f"torch.empty({tuple(value.shape)}, {dtype})"
+        return f"torch.empty({tuple(value.size())}, {dtype})"
     content = f"torch.tensor({value.tolist()}, {dtype})"
     if value.is_contiguous() and value.storage_offset() == 0:
         return content
     if 0 in value.stride():
-        return f"torch.tensor({value[:1].tolist()}, {dtype}).expand({tuple(value.shape)})"
-    offset, shape, stride = value.storage_offset(), tuple(value.shape), value.stride()
+        return f"torch.tensor({value[:1].tolist()}, {dtype}).expand({tuple(value.size())})"
+    offset, shape, stride = value.storage_offset(), tuple(value.size()), value.stride()
     extent = offset + 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
     view = f"torch.empty({extent}, {dtype}).as_strided({shape}, {stride}, {offset})"
     return f"{view}.copy_({content})"

@@ -178,8 +178,8 @@ class Trials:
         noisy = functools.cache(lambda: self._noisy(arguments, compare.noise_of(*dtypes)))
         for name, value in expected.items():
             other = found[name]
-            if value.shape != other.shape:
-                text = f"shape {list(other.shape)} in place of {list(value.shape)}"
+            if value.size() != other.size():
+                text = f"shape {list(other.size())} in place of {list(value.size())}"
                 return compare.Difference(name, text)
             if value.dim() and value.dtype is not other.dtype:  # the Python's numbers have others
                 return compare.Difference(name, f"{other.dtype} in place of {value.dtype}")

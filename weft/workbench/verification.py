@@ -81,7 +81,7 @@ class Verification:
             here = copied(given)
             yield self._beside_loop(here, "the call's own arguments")
             generator = torch.Generator().manual_seed(2)
-            drawn = {n: v.copy_(random_tensor([*v.shape], v.dtype, generator))
+            drawn = {n: v.copy_(random_tensor([*v.size()], v.dtype, generator))
                      if isinstance(v, torch.Tensor) and _is_drawn(v) else v
                      for n, v in here.items()}  # fmt: skip
             yield self._beside_loop(drawn, "random numbers of the call's sizes")
@@ -199,9 +199,9 @@ class Verification:
             raise WeftError(f"it returns a tensor on {one.device}")
         if one.dtype is not other.dtype:
             raise WeftError(f"it returns {one.dtype} in place of {other.dtype}")
-        strides = [(a, b) for n, a, b in zip(one.shape, one.stride(), other.stride(), strict=False)
+        strides = [(a, b) for n, a, b in zip(one.size(), one.stride(), other.stride(), strict=False)
                    if n > 1]  # fmt: skip
-        if one.shape == other.shape and any(a != b for a, b in strides):
+        if one.size() == other.size() and any(a != b for a, b in strides):
             raise WeftError(
                 f"it returns strides {list(one.stride())} in place of {list(other.stride())}: make "
                 "the result as the kernel does"
@@ -258,7 +258,7 @@ def _cut(value: Any) -> Any:
     """A tensor with 127 elements along each dimension, or as many as it has."""
     if not isinstance(value, torch.Tensor):
         return value
-    return value[tuple(slice(0, 127) for _ in value.shape)]
+    return value[tuple(slice(0, 127) for _ in value.size())]
 
 
 def _is_drawn(value: torch.Tensor) -> bool:

@@ -275,8 +275,9 @@ def dtypes_of(kind: Kind) -> list[str]:
 
 
 def _is_another_name(cx: Lowering, name: str) -> bool:
-    """Whether the function gives ``name`` what has a name: ``name = y``."""
-    return any(
+    """Whether the function gives ``name`` what has a name: ``name = y``. Names that weft makes are
+    those of what is its own."""
+    return not name.startswith("weft_") and any(
         isinstance(n, ast.Assign) and isinstance(n.value, ast.Name | ast.Attribute)
         and any(isinstance(t, ast.Name) and t.id == name for t in n.targets)
         for n in ast.walk(cx.source.tree)

@@ -20,6 +20,7 @@ from weft.index.expression import ONE, Both, Compare, Condition, Poly, atom, num
 from weft.ir.core import Function, Op, Value
 from weft.ir.types import ScalarType, i1, index
 from weft.ir.views import If
+from weft.passes import constants
 from weft.values import frozen, mutable
 
 LEAST = 4  # accumulations that are worth it
@@ -195,5 +196,8 @@ class _Reroll:
 
 
 def _alike(a: Op, b: Op) -> bool:
-    """Whether attributes are the same, the signs of zeros among them."""
-    return a.attrs == b.attrs and repr(a.attrs) == repr(b.attrs)
+    """Whether attributes are the same; of constants, whether the bits are."""
+    if a.name == b.name == "arith.constant":
+        one, two = (constants.key(op.attrs["value"], op.result.scalar) for op in (a, b))  # type: ignore[arg-type]
+        return one == two
+    return a.attrs == b.attrs

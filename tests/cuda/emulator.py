@@ -87,6 +87,16 @@ define internal i32 @emulated_at(ptr %context, i32 %mask, i32 %value, i32 %place
   %taken = call i32 @emulated_exchange(ptr %context, i32 %mask, i32 %value, i32 %offset)
   ret i32 %taken
 }
+define internal void @emulated_copy4(ptr %into, ptr %from) {
+  %v = load i32, ptr %from
+  store i32 %v, ptr %into
+  ret void
+}
+define internal void @emulated_copy8(ptr %into, ptr %from) {
+  %v = load i64, ptr %from
+  store i64 %v, ptr %into
+  ret void
+}
 declare float @llvm.sqrt.f32(float)
 declare double @llvm.sqrt.f64(double)
 declare void @emulated_barrier(ptr)
@@ -137,6 +147,10 @@ def host_text(text: str) -> str:
     text = text.replace("call i32 @llvm.nvvm.read.ptx.sreg.cluster.ctarank()", "add i32 0, 0")
     text = in_cluster(text)
     text = re.sub(r"declare .*@llvm\.nvvm\..*\n", "", text)
+    text = re.sub(
+        r"@llvm\.nvvm\.cp\.async\.ca\.shared\.global\.(\d+)\(", r"@emulated_copy\1(", text
+    )
+    text = re.sub(r".*@llvm\.nvvm\.cp\.async\.wait\.all\(.*\n", "", text)
     text = re.sub(r".*@llvm\.nvvm\.barrier\.cluster\.arrive.*\n", "", text)
     text = text.replace(
         "@llvm.nvvm.barrier.cluster.wait.aligned()", "@emulated_barrier(ptr %context)"

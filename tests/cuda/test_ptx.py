@@ -32,6 +32,7 @@ from weft.codegen.launching import UnsupportedArchitectureError, architecture
 from weft.schedule.language import (
     Align,
     Bind,
+    CopyAhead,
     Cover,
     IndexWidth,
     KeepRow,
@@ -402,6 +403,7 @@ def test_the_gradient_of_a_state_stays_in_registers() -> None:
         assert use.spill_loads == use.spill_stores == 0
         assert use.registers * 64 * 4 <= 65536  # four blocks at once
     assert only(schedule, SharedArrays) is not None
+    assert only(schedule, CopyAhead) == CopyAhead("i_", 8)  # the state where chunks begin
     assert use.stack < 4 * 64  # what rows keep is in shared memory
 
 

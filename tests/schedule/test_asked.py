@@ -202,7 +202,7 @@ def test_a_loop_of_several_goes_by_its_number() -> None:
         ("cuda", "jam(i)", 0, "there is no step `jam`: there are index_width, fast_division, "
          "unroll_jam, vectorize, align, bind, block, block_dim, persist, cover, privatize, "
          "streaming_stores, cooperate, split_reduction, scan, prefetch, unroll, stage, keep_row, "
-         "strip_mine, register_window, reverse, longest_first, shared_arrays", ""),
+         "strip_mine, register_window, reverse, longest_first, shared_arrays, copy_ahead", ""),
         ("cuda", "bind(i, w)", 0, "`bind(i, w)`: side is one of x, y, z", ""),
         ("cuda", "unroll_jam(i, j)", 0, "`unroll_jam(i, j)`: copies is a number", ""),
         ("cuda", "cooperate((1), 8)", 0, "`cooperate((1), 8)`: loops is names", ""),

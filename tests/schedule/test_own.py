@@ -49,7 +49,7 @@ def test_its_text_is_read_back() -> None:
         parse("reverse_blocks(3)")
     with pytest.raises(
         ScheduleError,
-        match=r"register_window, reverse, longest_first, shared_arrays, reverse_blocks$",
+        match=r"reverse, longest_first, shared_arrays, copy_ahead, reverse_blocks$",
     ):
         parse("reverse_all()")
 

@@ -241,7 +241,7 @@ REFUSED = {
     "stage(j, 8, 64)": "no turn of `j` loads what neighbours along `i` load too",
     "stage(t, 8, 64); bind(b, x)": "no turn of `t` loads what neighbours along `b` load too",
     "stage(t, 8, 64); stage(j, 8, 32)": "blocks have one number of threads",
-    "stage(t, 8, 64); unroll_jam(i, 2)": "it does not go with `unroll_jam(i, 2)`",
+    "stage(t, 8, 64); unroll_jam(i, 2)": "beside stage(...) a block has whole groups of iterations",
     "stage(t, 8, 64); cooperate((j), 32)": "it does not go with `cooperate((j), 32)`",
     "shared_arrays()": "a block's threads are not known",
     "stage(t, 8, 64); unroll((j, j_)); shared_arrays()": "no local array that is in memory fits",

@@ -9,6 +9,7 @@ from typing import Any
 
 from weft.codegen.arith import RULES, Rule, from_word, intrinsic, widen, word
 from weft.codegen.emit import Emitter, View, llvm_type, memory_type
+from weft.codegen.llvm import place
 from weft.codegen.tables import MOST_WORDS, Reports
 from weft.codegen.vectormath import FUNCTIONS
 from weft.codegen.warp_sums import add_up, together
@@ -210,6 +211,28 @@ def _alloca(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     return [pointer]
 
 
+def _store(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+    """A store; of what a load has given, where it says so, by a copy that goes on by itself."""
+    load = memory(op)[2][0].op
+    if "copies" not in op.attrs or load is None or load.name != "memref.load":
+        return _in_blocks("memref.store")(e, op, operands)
+    there, subscripts, _ = e.access(op, operands)
+    into, _ = place(e, op, there, subscripts)
+    view, subscripts, _ = e.access(load, [e.name(v) for v in load.operands])
+    source, _ = place(e, load, view, subscripts)
+    size = view.type.element.bytes
+    far = e.inst(f"addrspacecast ptr {source} to ptr addrspace(1)")
+    near = e.inst(f"addrspacecast ptr {into} to ptr addrspace(3)")
+    e.call_void(f"llvm.nvvm.cp.async.ca.shared.global.{size}",
+                ("ptr addrspace(3)", near), ("ptr addrspace(1)", far))  # fmt: skip
+    return ()
+
+
+def _copies_wait(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
+    e.call_void("llvm.nvvm.cp.async.wait.all", traits="willreturn")
+    return ()
+
+
 def _in_blocks(name: str) -> Rule:
     """The rule of a load or store that may be of what blocks of a cluster have: the row of each is
     in its own shared memory."""
@@ -241,9 +264,10 @@ class CudaTarget(Reports):
         "math.rsqrt": _call("rsqrt"),
         "memref.alloca": _alloca,
         "memref.load": _in_blocks("memref.load"),
-        "memref.store": _in_blocks("memref.store"),
+        "memref.store": _store,
         "memref.atomic_rmw": _accumulated,
         "gpu.barrier": _barrier,
+        "gpu.copies_wait": _copies_wait,
         "gpu.shuffle": _shuffle,
         **{f"gpu.{name}": _register for name in ("thread_id", "block_id", "block_dim", "grid_dim")},
     }

@@ -63,7 +63,7 @@ def address(e: Emitter, view: View, indices: Sequence[str], ty: str = "") -> str
     return e.inst(f"getelementptr inbounds {element}, ptr {view.pointer}, {ty} {offset}")
 
 
-def _place(e: Emitter, op: Op, view: View, indices: Sequence[str]) -> tuple[str, int]:
+def place(e: Emitter, op: Op, view: View, indices: Sequence[str]) -> tuple[str, int]:
     """The address of what a load or store accesses, and the bytes that it is a multiple of."""
     element = view.type.element
     _, subscripts, _ = memory(op)
@@ -99,13 +99,13 @@ def store(e: Emitter, view: View, pointer: str, value: str, align: int = 0) -> N
 @rule("memref.load")
 def _load(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     view, indices, _ = e.access(op, operands)
-    return [load(e, view, *_place(e, op, view, indices))]
+    return [load(e, view, *place(e, op, view, indices))]
 
 
 @rule("memref.store")
 def _store(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     view, indices, (value,) = e.access(op, operands)
-    pointer, align = _place(e, op, view, indices)
+    pointer, align = place(e, op, view, indices)
     store(e, view, pointer, value, align)
     return ()
 

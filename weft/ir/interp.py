@@ -99,6 +99,8 @@ class Machine:
         # Of a thread in a grid: its place, by operation and dimension, and its block's arrays.
         self.registers: dict[tuple[str, str], int] = {}
         self.shared: dict[Op, Any] = {}
+        # What it has stored with the attribute `copies`, and did not wait for.
+        self.copies: list[tuple[Any, tuple[int, ...], Any]] = []
 
     def block(self, block: Block, args: Sequence[Any] = ()) -> tuple[Any, ...]:
         """Runs ``block`` and gives the operands of its terminator."""
@@ -223,7 +225,18 @@ def _load(m: Machine, op: Op, memref: Any, *subscripts: int) -> Any:
 
 def _store(m: Machine, op: Op, value: Any, memref: Any, *subscripts: int) -> tuple[()]:
     at = m.element(op, memref, subscripts, writes=True)
-    memref[at] = _written(op.operands[1].memref.element, memref.dtype, value)
+    stored = _written(op.operands[1].memref.element, memref.dtype, value)
+    if "copies" in op.attrs:  # which comes when it is waited for: until then it is anything
+        m.copies.append((memref, at, stored))
+        stored = np.array(-1, f"i{memref.itemsize}").view(memref.dtype)
+    memref[at] = stored
+    return ()
+
+
+def _copies_wait(m: Machine, op: Op) -> tuple[()]:
+    for memref, at, stored in m.copies:
+        memref[at] = stored
+    m.copies.clear()
     return ()
 
 
@@ -437,6 +450,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "func.return": _terminator,
     **{f"gpu.{name}": _register for name in ("thread_id", "block_id", "block_dim", "grid_dim")},
     "gpu.barrier": _wait,
+    "gpu.copies_wait": _copies_wait,
     "gpu.shuffle": _wait,
     "weft.assert": _assert,
     "weft.bounds": _bounds,

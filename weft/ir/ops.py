@@ -216,6 +216,13 @@ _row(
     "lanes of as many neighbours, or for those of one of several blocks that are as one.",
     attrs=("width",), pure=False,
 )  # fmt: skip
+_row(
+    "gpu.copies_wait", "", "",
+    "Waits until what the thread has stored with the attribute `copies` is there: such a store, of "
+    "what a load has given, may be carried out later than others, and nothing reads what it stores "
+    "in between.",
+    pure=False,
+)  # fmt: skip
 SHUFFLES = ("xor", "up", "down", "idx")
 _row(
     "gpu.shuffle", "T any", "T",

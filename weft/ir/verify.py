@@ -392,6 +392,10 @@ def _register(c: _Checker, op: Op) -> None:
 _LANES = (1, 2, 4, 8, 16, 32)
 
 
+def _copies_wait(c: _Checker, op: Op) -> None:
+    c.check(op, c.launched, "stands in a function that a grid runs: with the attribute `group`")
+
+
 def _barrier(c: _Checker, op: Op) -> None:
     c.check(op, c.launched, "stands in a function that a grid runs: with the attribute `group`")
     width, group = op.attrs["width"], c.function.attrs.get(GROUP, 0)
@@ -494,6 +498,7 @@ _RULES: dict[str, Rule] = {
     "scf.while": _while,
     **dict.fromkeys(("gpu.thread_id", "gpu.block_id", "gpu.block_dim", "gpu.grid_dim"), _register),
     "gpu.barrier": _barrier,
+    "gpu.copies_wait": _copies_wait,
     "gpu.shuffle": _shuffle,
     "weft.assert": _assert,
     "weft.bounds": _bounds,

@@ -158,7 +158,7 @@ OPAQUE: dict[str, str] = {
     **dict.fromkeys(("weft.assert", "weft.bounds", "weft.check_race"), "it checks values"),
     "weft.print": "it prints",
     **dict.fromkeys(("gpu.thread_id", "gpu.block_id", "gpu.block_dim", "gpu.grid_dim",
-                     "gpu.barrier", "gpu.shuffle"), _GRID),
+                     "gpu.barrier", "gpu.copies_wait", "gpu.shuffle"), _GRID),
     **dict.fromkeys(
         ("weft.chunks", "weft.copies", "weft.copy_of", "weft.rows_follow", "weft.threads"),
         "it is made by schedules, which Inductor has its own of",

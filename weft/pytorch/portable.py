@@ -142,7 +142,8 @@ class Portable(Program):
         if not self.exact:
             pairs = []
         sizes = sizes_of(facts, job.loop.summary.types, block, frozenset(pairs))
-        machine = GpuMachine(clusters=int(arch.removeprefix("sm_")) >= 90)
+        able = int(arch.removeprefix("sm_"))
+        machine = GpuMachine(clusters=able >= 90, copies=able >= 80)
         if self.exact:
             if 0 in sizes.trips:
                 raise Unfit  # sizes for which there is nothing to choose

@@ -453,5 +453,7 @@ def machine_of(device: int) -> GpuMachine:
     if not torch.cuda.is_available():
         return GpuMachine()
     properties = torch.cuda.get_device_properties(device)
-    clusters = properties.major >= 9
-    return GpuMachine(properties.multi_processor_count, properties.L2_cache_size, clusters)
+    return GpuMachine(
+        properties.multi_processor_count, properties.L2_cache_size,
+        clusters=properties.major >= 9, copies=properties.major >= 8,
+    )  # fmt: skip

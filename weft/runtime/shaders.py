@@ -53,7 +53,9 @@ class Wanted:
 
 # What no size of a call says: how far schedules go is that of a large GPU, on any device, so that
 # they all compute the same.
-_NARROW = GpuMachine(clusters=False, lanes=False, blocks=(_MOST_SIDE, _MOST_SIDE, _MOST_SIDE))
+_NARROW = GpuMachine(
+    clusters=False, copies=False, lanes=False, blocks=(_MOST_SIDE, _MOST_SIDE, _MOST_SIDE)
+)
 # Most grids fold: what does not fit along x is along z.
 _MACHINE = replace(_NARROW, blocks=(2**31 - 1, _MOST_SIDE, _MOST_SIDE))
 

@@ -15,12 +15,15 @@ from weft.schedule import asked_cuda, register_window
 from weft.schedule.bind import Bound, bind, limits_of
 from weft.schedule.cooperate import cooperate
 from weft.schedule.cooperative_loops import marked
+from weft.schedule.copy_ahead import COPIED, copy_ahead
 from weft.schedule.divisibility import Common, common
 from weft.schedule.index_width import Program, candidates, divisions, narrow
 from weft.schedule.interleave import interleave
+from weft.schedule.jam_staged import by_lane, jam_staged
 from weft.schedule.language import (
     Bind,
     Cooperate,
+    CopyAhead,
     FastDivision,
     IndexWidth,
     KeepRow,
@@ -94,11 +97,16 @@ def apply_cuda(
         divisors = 0
     parallel = outermost(function)
     if parallel is not None:
+        for jam in several(schedule, UnrollJam) if only(schedule, Stage) is not None else ():
+            function, parallel = jam_staged(function, parallel, axes.index(jam.axis), jam)
+            listener(show([jam]), function)
         function, parallel = _serial(function, parallel, order, schedule, listener)
     for step in schedule:
         if parallel is None:
             break
         if isinstance(step, UnrollJam):
+            if only(schedule, Stage) is not None:
+                continue  # before what its threads stage
             axis = axes.index(step.axis)
             how = step.copies, step.stride, step.overlap, step.whole
             function, parallel = unroll_jam(function, parallel, axis, *how)
@@ -198,11 +206,14 @@ def _serial(
         if only(schedule, SharedArrays) is not None:
             threads = staged[0].threads
             function, parallel = shared_arrays(function, parallel, threads, MOST_BYTES)
+        if several(schedule, CopyAhead):
+            function, parallel = copy_ahead(function, parallel, staged[0].threads)
         place = function.body.ops.index(parallel)
         function = interleave(function)
         parallel = function.body.ops[place]
+        by_lane(parallel)
         register_window.align_stores(function, parallel, limits_of(function, schedule))
-        tell(listener, schedule, (Stage, SharedArrays, Unroll), function)
+        tell(listener, schedule, (Stage, SharedArrays, CopyAhead, Unroll), function)
     elif unrolled or pipelined:
         function, parallel = serial_steps(function, parallel, names, pipelined)
         tell(listener, schedule, (Unroll, Prefetch), function)
@@ -216,6 +227,9 @@ def _marked(loop: LoopNest, schedule: Schedule) -> Function:
         return register_window.marked(
             loop.function, {loop.serial[step.loop]: step for step in kept}
         )
+    if copies := several(schedule, CopyAhead):
+        notes = {loop.serial[step.loop]: {COPIED: step.steps} for step in copies}
+        return annotated(loop.function, notes)
     together = only(schedule, Cooperate)
     if together is None:
         return loop.function

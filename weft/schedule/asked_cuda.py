@@ -15,6 +15,7 @@ from weft.ir.core import Op, Value, walk
 from weft.ir.views import For, Parallel, is_constant
 from weft.schedule.choose import Candidate
 from weft.schedule.cooperative_loops import Team, asked, ordered
+from weft.schedule.copy_ahead import why_not_copied
 from weft.schedule.default_cuda import MOST_COPIES, Divisible, Picks, in_rows, nest_steps, shift
 from weft.schedule.grid import MOST_CLUSTERED, MOST_MEMBERS, MOST_PARTS, THREADS, WARP
 from weft.schedule.guards import (
@@ -22,6 +23,7 @@ from weft.schedule.guards import (
     AtLeast,
     AtMost,
     Clusters,
+    Copies,
     Covered,
     Fits32,
     FitsShared,
@@ -32,12 +34,14 @@ from weft.schedule.guards import (
     Reciprocals,
     Whole,
 )
+from weft.schedule.jam_staged import why_not_jammed
 from weft.schedule.language import (
     Align,
     Bind,
     Block,
     BlockDim,
     Cooperate,
+    CopyAhead,
     Cover,
     FastDivision,
     IndexWidth,
@@ -79,7 +83,7 @@ _MOST_BLOCKS = 2**31 - 1
 _MOST_SPLIT = 1 << 20  # iterations that leave a word for each block that shares them
 _INNER = (
     Privatize, UnrollJam, OwnStep, Vectorize, Prefetch, Unroll, Stage, Reverse,
-    RegisterWindow, LongestFirst, SharedArrays,
+    RegisterWindow, LongestFirst, SharedArrays, CopyAhead,
 )  # fmt: skip
 _MOST_OPS = 8 * MOST_COPIES  # operations in the unrolled neighbours of one thread
 
@@ -293,8 +297,7 @@ def _stage(nest: LoopNest, step: Stage, schedule: Schedule) -> Refusal | None:
     size = _staged_bytes(nest, schedule)
     if size > MOST_BYTES:
         return Refusal(f"it takes {size} bytes of shared memory, {MOST_BYTES} are there", loop.span)
-    return beside(step, schedule, UnrollJam, Vectorize, Cooperate, Privatize, Prefetch, BlockDim,
-                  Persist)  # fmt: skip
+    return beside(step, schedule, Vectorize, Cooperate, Privatize, Prefetch, BlockDim, Persist)
 
 
 def _staged_bytes(nest: LoopNest, schedule: Schedule) -> int:
@@ -319,6 +322,13 @@ def _shared_arrays(nest: LoopNest, step: SharedArrays, schedule: Schedule) -> Re
             "are left", None, "leave it out",
         )  # fmt: skip
     return None
+
+
+def _unroll_jam(nest: LoopNest, step: UnrollJam, schedule: Schedule) -> Refusal | None:
+    found = RULES[UnrollJam](nest, step, schedule)
+    if found is not None or only(schedule, Stage) is None:
+        return found
+    return why_not_jammed(nest, step, schedule)
 
 
 def _register_window(nest: LoopNest, step: RegisterWindow, schedule: Schedule) -> Refusal | None:
@@ -357,7 +367,8 @@ CUDA_RULES: dict[type[Any], Rule] = RULES | {
     Vectorize: _vectorize, Align: _align, Cooperate: _cooperate, SplitReduction: _cooperate,
     KeepRow: _by_row, StripMine: _by_row, Stage: _stage, RegisterWindow: _register_window,
     LongestFirst: _longest_first, SharedArrays: _shared_arrays,
-    Reverse: _reverse, Scan: _scan,
+    Reverse: _reverse, Scan: _scan, CopyAhead: why_not_copied,
+    UnrollJam: _unroll_jam,
 }  # fmt: skip
 
 
@@ -550,6 +561,8 @@ def _guards(
             yield (Whole if jam.whole else AtLeast)(jam.axis, jam.copies * jam.overlap)
     if only(given, Stage) is not None:
         yield AtLeast(order[0].axis, 1)
+    if only(given, CopyAhead) is not None:
+        yield Copies()
     if together is not None:
         yield KnownTrips(_MOST_BLOCKS if only(given, SplitReduction) is None else _MOST_SPLIT)
     elif vector or only(given, UnrollJam) or only(given, Persist):

@@ -17,6 +17,7 @@ from weft.ir.views import For, Parallel, constant_of, is_constant
 from weft.ir.views import memory as access_of
 from weft.schedule.choose import Candidate
 from weft.schedule.cooperative_loops import Team
+from weft.schedule.copy_ahead import copies_of
 from weft.schedule.grid import (
     BESIDE_THREADS,
     LEAST_MEMBERS,
@@ -34,6 +35,7 @@ from weft.schedule.guards import (
     Busy,
     Clusters,
     Columns,
+    Copies,
     Covered,
     FewElements,
     FewLeft,
@@ -48,12 +50,15 @@ from weft.schedule.guards import (
     Positive,
     Reciprocals,
     Split,
+    Whole,
 )
+from weft.schedule.jam_staged import jams_of
 from weft.schedule.language import (
     Align,
     Bind,
     BlockDim,
     Cooperate,
+    CopyAhead,
     Cover,
     FastDivision,
     IndexWidth,
@@ -61,6 +66,7 @@ from weft.schedule.language import (
     Persist,
     Prefetch,
     Privatize,
+    Schedule,
     SharedArrays,
     SplitReduction,
     Stage,
@@ -68,11 +74,12 @@ from weft.schedule.language import (
     StreamingStores,
     StripMine,
     Unroll,
+    UnrollJam,
     Vectorize,
     only,
 )
 from weft.schedule.legal import RULES
-from weft.schedule.nest import LoopNest, Nest, loops_of
+from weft.schedule.nest import LoopNest, Nest, axes_of, loops_of
 from weft.schedule.prefetch import ahead, only_sums
 from weft.schedule.rows import VECTOR_BYTES, find
 from weft.schedule.scan import scanned
@@ -99,6 +106,8 @@ _IDLE = 1024  # threads for each multiprocessor, from which on others run while 
 # exponentials .0266 (.0322); in 20,001 columns of 1000 .0615 (.0518) and .0518 (.0422).
 _MOST_SPLIT = 22 << 10
 _CLUSTERS = 64  # rows, at most, that clusters have
+# Likewise, where these stage what all of them read: of fewer, each does better with one iteration.
+_BUSY_STAGING = 96
 _BUSY = 1024  # threads for each multiprocessor, below which none takes several iterations
 
 
@@ -134,7 +143,8 @@ class Picks:
     loops may load before its turn, where each multiprocessor gets fewer threads than ``idle``.
     ``unrolled``: the loops that would keep local arrays in memory. ``staged``: the loops whose
     turns read much that neighbours read too, where there are such arrays or turns are several.
-    ``rows``: the arguments that they store whole vectors of."""
+    ``rows``: the arguments that they store whole vectors of. ``copies``: the loops that load for
+    later turns beside these; ``jammed``: these steps, where a thread has two iterations."""
 
     order: tuple[int, ...]
     vector: Vector
@@ -148,6 +158,8 @@ class Picks:
     unrolled: tuple[Unroll, ...]
     staged: tuple[Stage | SharedArrays, ...]
     rows: tuple[int, ...]
+    copies: tuple[CopyAhead, ...] = ()
+    jammed: Schedule = ()
     tiles: Sequence[WindowTile] = ()
 
 
@@ -171,13 +183,17 @@ def picks(function: Function, parallel: Op) -> Picks:
     jams = UnrollJamCandidates() if alone else unroll_jam_candidates(function, parallel, fastest)
     if jams.unshared and block[1] == 1:
         block = _STEADY
+    stages = () if asked else staged(function, parallel, fastest, written_out)
     streamed = vector.copies > 1 and not parallel.attrs["kinds"]
     return Picks(order, vector, block, asked, private, jams,
                  _streamed(function, found) if streamed else (),
                  *_ahead(function, parallel, written_out),
                  (Unroll(written_out),) if written_out else (),
-                 () if asked else staged(function, parallel, fastest, written_out),
+                 stages,
                  tuple(map(function.args.index, stored_rows(function, parallel, written_out))),
+                 copies_of(function, parallel, fastest, (Unroll(written_out), *stages)),
+                 jams_of(function, parallel, fastest, axes_of(parallel)[fastest],
+                         (Unroll(written_out), *stages)),
                  [] if alone else window_tiles(function, parallel))  # fmt: skip
 
 
@@ -252,7 +268,15 @@ def _lone(nest: Nest, found: Picks, divisible: Divisible | None) -> Iterator[For
         enough = AtLeast(nest.axes[found.order[0]], first.threads // 2)
         whole = [Align(nest.arrays[k], VECTOR_BYTES) for k in found.rows]
         for aligns in (whole, []) if whole else ([],):
-            aligned = (Aligned(align.array, align.bytes) for align in aligns)
+            aligned = tuple(Aligned(align.array, align.bytes) for align in aligns)
+            if found.jammed:
+                group = next(step for step in found.jammed if isinstance(step, UnrollJam))
+                guards = Whole(group.axis, group.copies * group.overlap), Busy(_BUSY_STAGING)
+                steps = found.jammed[1:]  # what is written out is in all of these forms
+                yield (*guards, *aligned, Covered()), (*steps, *aligns, Cover())
+            if found.copies:
+                steps = *found.staged, *found.copies, *aligns, Cover()
+                yield (Copies(), enough, *aligned, Covered()), steps
             yield (enough, *aligned, Covered()), (*found.staged, *aligns, Cover())
     if found.ahead:
         yield (Idle(found.idle), Covered()), (*found.ahead, Cover())

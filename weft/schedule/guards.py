@@ -154,6 +154,11 @@ class Clusters:
 
 
 @frozen
+class Copies:
+    """The GPU copies from memory into shared memory while threads go on."""
+
+
+@frozen
 class Long:
     """Loops are so long, and iterations so few, that a group shares one; of vectors of ``width`` a
     thread loads ``usual`` elements at a time."""
@@ -218,7 +223,8 @@ Guard = (
     Fits32 | Reciprocals | Aligned | MultipleOf | Positive | AtLeast | FewLeft | Overlapped
     | Whole
     | Busy | Idle
-    | Grouped | Columns | Scanned | ScanSplit | Split | Held | Clusters | Long | Turns | AtMost
+    | Grouped | Columns | Scanned | ScanSplit | Split | Held | Clusters | Copies | Long | Turns
+    | AtMost
     | FewElements
     | FitsShared
     | KnownTrips | LargerThanCache | Covered
@@ -259,6 +265,8 @@ def judged(
             return large, "the cache holds them, or much else is read"
         case Clusters():
             return machine.clusters, "blocks of this GPU do not reach each other's shared memory"
+        case Copies():
+            return machine.copies, "this GPU copies into shared memory through registers"
         case _ if None in sizes.trips:
             return False, "trip counts are known on the GPU only"
         case _:

@@ -16,6 +16,7 @@ from weft.ir.views import For, If, is_constant, memory
 from weft.schedule.variation import Variation
 
 RARE = {"unroll": 1, "rare": True}  # loops that are not worth their code
+LANE = "lane"  # attribute of a store: the iteration, of those that became one, whose it is
 STAGED = "staged"  # attribute of a loop: rows of so many turns are in shared memory
 
 
@@ -34,6 +35,7 @@ class JammedBody:
         # The old index, and that of each iteration, where some do what another one does.
         self.places: tuple[Value, Sequence[Value]] | None = None
         self.few = False  # such iterations are rare
+        self.lanes = False  # stores say whose they are
         self.single = False  # one iteration is carried out by itself
 
     def get(self, k: int, value: Value) -> Value:
@@ -92,6 +94,8 @@ class JammedBody:
             _own_place(self, op, index, places[k], operands)
         types = [v.type for v in op.results]
         made = Op(op.name, operands, types, dict(op.attrs), [], op.span)
+        if op.name == "memref.store" and self.lanes and not self.outside:
+            made.attrs[LANE] = k
         if op.name == "scf.for" and not self.outside:
             made.attrs |= RARE
             made.attrs.pop(STAGED, None)  # threads do not come there together

@@ -158,6 +158,15 @@ class SharedArrays:
 
 
 @frozen
+class CopyAhead:
+    """What turns of the serial ``loop`` load for later ones is copied into shared memory, for
+    ``steps`` turns at once, while a thread carries out the ``steps`` in front of these."""
+
+    loop: str
+    steps: int
+
+
+@frozen
 class LongestFirst:
     """Of blocks along y those start first whose threads have most turns, whatever their place along
     z: the last ones to start are short."""
@@ -235,7 +244,7 @@ Step = (
     IndexWidth | FastDivision | UnrollJam | Vectorize | Align | Bind | Block | BlockDim | Persist
     | Cover | Privatize | StreamingStores | Cooperate | SplitReduction | Scan | Prefetch
     | Unroll | Stage | KeepRow | StripMine | RegisterWindow | Reverse
-    | LongestFirst | SharedArrays
+    | LongestFirst | SharedArrays | CopyAhead
 )  # fmt: skip
 Schedule = tuple[Step, ...]
 
@@ -281,6 +290,8 @@ def brief(schedule: Schedule) -> str:
                 words.append(f"ahead{steps}")
             case Stage(steps=steps, threads=threads):
                 words.append(f"stage{steps}x{threads}")
+            case CopyAhead(steps=steps):
+                words.append(f"copies{steps}")
             case RegisterWindow(turns=turns, staged=staged):
                 words.append(f"window{turns}" + "-any" * (not only(schedule, Align)))
                 words += [f"staged{staged}"] * (staged > 0)

@@ -285,7 +285,8 @@ def _unroll(nest: LoopNest, step: Unroll, schedule: Schedule) -> Refusal | None:
             )  # fmt: skip
         if any(s.loop == name for s in several(schedule, Prefetch)):
             return Refusal(f"`{name}` is loaded ahead", loop.span, "leave one of them out")
-    return beside(step, schedule, UnrollJam, Cooperate)
+    jams = () if only(schedule, Stage) is not None else (UnrollJam,)
+    return beside(step, schedule, *jams, Cooperate)
 
 
 def _register_window(nest: LoopNest, step: RegisterWindow, schedule: Schedule) -> Refusal | None:

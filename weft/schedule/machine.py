@@ -36,11 +36,13 @@ class CpuMachine:
 class GpuMachine:
     """A GPU: its multiprocessors, the bytes of its second-level cache, and whether blocks of a
     cluster reach each other's shared memory. (An H100's, where no GPU is here to be asked.)
+    ``copies``: whether it copies from memory into shared memory while threads go on.
     ``lanes``: whether neighbouring threads hand each other values; else those that share an
     iteration are a block, and do so in its memory. ``blocks``: of a grid, at most."""
 
     processors: int = 128
     cache_bytes: int = 50 << 20
     clusters: bool = True
+    copies: bool = True
     lanes: bool = True
     blocks: tuple[int, int, int] = (2**31 - 1, 65535, 65535)

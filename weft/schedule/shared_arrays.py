@@ -9,7 +9,7 @@ memory. No thread waits for another: each reads what it has written.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
@@ -62,11 +62,17 @@ def fitting(
     count(parallel.body, 1.0)
     found: list[Value] = []
     for array in sorted((a for a in often if a in computed), key=lambda array: -often[array]):
-        bytes = math.prod(array.memref.shape or ()) * array.memref.element.bytes * threads
+        bytes = bytes_in([array], threads)
         if bytes <= room and often[array] > 1.0:
             found.append(array)
             room -= bytes
     return found
+
+
+def bytes_in(arrays: Iterable[Value], threads: int) -> int:
+    """Of shared memory that ``arrays`` take in blocks of so many threads."""
+    sizes = ((math.prod(m.shape or ()), m.element.bytes) for m in (a.memref for a in arrays))
+    return threads * sum(count * size for count, size in sizes)
 
 
 class _Sharing(Rewriter):

@@ -24,16 +24,18 @@ TILE = "tile"  # attribute of a group's number, and of a position in it: the axi
 
 def unroll_jam(
     function: Function, parallel: Op, axis: int, copies: int, stride: int = 1, overlap: int = 0,
-    whole: bool = False,
+    whole: bool = False, *, lanes: bool = False,
 ) -> tuple[Function, Op]:  # fmt: skip
     """``function``, in which an iteration of ``parallel``, one of its operations, does what
     ``copies`` along ``axis`` did, and the new parallel loop. These are ``stride`` from each other:
     those between them belong to the neighbours of the thread that has them. ``overlap``: so many
     neighbours are a group, and groups are whole: the last one begins earlier, and stores nothing of
-    what the one before it does; ``whole``: there is nothing left over. The old one has step 1
-    along the axis, and reduces nothing; memrefs do not overlap if one of them is written."""
+    what the one before it does; ``whole``: there is nothing left over. ``lanes``: stores say whose
+    they are. The old one has step 1 along the axis, and reduces nothing; memrefs do not overlap if
+    one of them is written."""
     new = function.without_body()
     jam = JammedBody(function, new, variation(function, parallel, axis), copies)
+    jam.lanes = lanes
     how = axis, copies, stride, overlap
     return new, _Jamming(jam, parallel, how, whole=whole).run(function)
 

@@ -24,7 +24,7 @@ from weft.runtime.inspection import visited
 from weft.runtime.launch import Launcher
 from weft.schedule.choose import candidate, for_large_calls
 from weft.schedule.grid import threads_of
-from weft.schedule.guards import Clusters
+from weft.schedule.guards import Clusters, Copies
 from weft.schedule.language import Schedule, brief
 from weft.values import frozen
 
@@ -146,10 +146,9 @@ def compiled(function: Function, target: str, options: Options, every_schedule: 
     asked = options.asked("cuda", function.name)
     optimized = compiler.optimize(function, options, asked=asked)
     facts = cuda.analyse(optimized, asked)
-    able = int(re.findall(r"\d+", target)[0]) >= 90
-    found = [
-        c.schedule for c in map(candidate, facts.candidates) if able or Clusters() not in c.guards
-    ]
+    able = int(re.findall(r"\d+", target)[0])
+    lacking = {guard for guard, least in ((Clusters(), 90), (Copies(), 80)) if able < least}
+    found = [c.schedule for c in map(candidate, facts.candidates) if lacking.isdisjoint(c.guards)]
     usual = for_large_calls(facts.candidates, facts.asked)
     wanted = [usual if usual in found else found[0]]
     if every_schedule:

@@ -30,6 +30,7 @@ from weft.schedule.language import (
     Bind,
     BlockDim,
     Cooperate,
+    CopyAhead,
     Persist,
     Privatize,
     Schedule,
@@ -213,7 +214,7 @@ def _changed(schedule: Schedule) -> Iterator[Schedule]:
                 others = [replace(step, copies=m) for m in (n // 2, 2 * n) if m >= max(width, 2)]
             case Cooperate(threads=n):
                 others = [replace(step, threads=m) for m in (n // 2, 2 * n)]
-            case Stage(steps=n):
+            case Stage(steps=n) | CopyAhead(steps=n):
                 others = [replace(step, steps=m) for m in (n // 2, 2 * n) if m > 1]
             case _:
                 pass

@@ -38,7 +38,7 @@ from weft.schedule import language
 from weft.schedule.apply_cuda import apply_cuda
 from weft.schedule.choose import candidate, for_large_calls
 from weft.schedule.grid import threads_of
-from weft.schedule.guards import Clusters
+from weft.schedule.guards import Clusters, Copies
 from weft.schedule.language import (
     Block,
     BlockDim,
@@ -91,10 +91,14 @@ def analyse(function: Function, dialect: str) -> ShaderFacts:
         found = analysis.analyse(function, program_of(function))
     checks = described(function)
     missing = (*_MISSING, *_WAITING) if checks else _MISSING
+    absent = {Clusters(), Copies()}
     kept: list[str] = []
     for each in found.candidates:
         narrow = only(each.schedule, IndexWidth) is not None
-        if any(isinstance(step, missing) for step in each.schedule) or Clusters() in each.guards:
+        if any(isinstance(step, missing) for step in each.schedule):
+            continue
+        jammed = only(each.schedule, UnrollJam) and only(each.schedule, language.Stage)
+        if jammed or not absent.isdisjoint(each.guards):
             continue
         if narrow or not any(isinstance(step, _WAITING) for step in each.schedule):
             kept.append(str(replace(each, schedule=_lighter(each.schedule))))

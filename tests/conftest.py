@@ -55,6 +55,7 @@ ANYWHERE = (
     "tests/pytorch/test_operator.py",
     "tests/pytorch/test_transforms.py",
     "tests/runtime/test_captured.py",
+    "tests/runtime/test_debug_races.py",
     "tests/runtime/test_fastpath.py",
     "tests/runtime/test_kernel.py",
     "tests/runtime/test_overlap.py",
@@ -62,15 +63,17 @@ ANYWHERE = (
 # Of these, those that run on WebGPU, too: their kernels are called, and not looked at.
 ON_WEBGPU = tuple(
     path for path in ANYWHERE
-    if not path.startswith(("tests/runtime/", "tests/pytorch/"))
-    and not path.endswith(("test_modes.py", "test_torch.py", "test_checkpoints.py"))
+    if (not path.startswith(("tests/runtime/", "tests/pytorch/"))
+        and not path.endswith(("test_modes.py", "test_torch.py", "test_checkpoints.py")))
+    or path.endswith("_races.py")
 )  # fmt: skip
 # Those that run on "mps", in float32. (Inductor has no floats of 8 bits there.)
 ON_MPS = (
-    *(path for path in ON_WEBGPU if not path.endswith(("test_jvp.py", "test_float8.py"))),
+    *(path for path in ON_WEBGPU
+      if not path.endswith(("test_jvp.py", "test_float8.py", "_races.py"))),
     "tests/runtime/test_kernel.py",
     "tests/runtime/test_overlap.py",
-)
+)  # fmt: skip
 
 
 # Of the thread that runs a test and of processes that it waited for: not the time that passes,

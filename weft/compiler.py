@@ -20,7 +20,8 @@ from weft.index.bounds import check_negative
 from weft.index.describe import describe, in_words
 from weft.index.expression import Dim
 from weft.index.races import check_races
-from weft.ir.core import Function, Value
+from weft.ir.builder import Rewriter
+from weft.ir.core import Function, Value, walk
 from weft.ir.text import print_function
 from weft.ir.types import MemRefType
 from weft.ir.verify import verify as check
@@ -84,6 +85,16 @@ def optimize_for_cpu(
     moving = [recognise_reductions, serialize_reductions, split_quotients, tile]
     without = [fuse, advance, *reordered, *(moving if asked else [])]
     return _passed(function, options, noalias, listener, without, first)
+
+
+def race_checked(function: Function, *, noalias: bool) -> Function | None:
+    """``function`` without its prints, if races are to be looked for when it runs; None where index
+    sets decide about them."""
+    asked = copy(function)
+    asked.attrs = {**function.attrs, "noalias": noalias}
+    if not any(op.name == "weft.check_race" for op in walk(race_checks(asked).body)):
+        return None
+    return Rewriter(lambda op, _: [] if op.name == "weft.print" else None).function(function)
 
 
 def optimize(

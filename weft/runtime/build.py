@@ -143,6 +143,8 @@ class Made(abc.ABC):
     origin: str = field(init=False)
     stages: dict[str, float] = field(init=False)
     tuned: dict[str, Made | None] = field(init=False, default_factory=dict)  # by schedule
+    # The CPU's code that checks for races first, where a loop of a GPU needs that (debug mode).
+    races: Made | None = field(init=False, default=None)
 
     def fitting(self, tensors: Sequence[torch.Tensor], chooser: Chooser) -> Made:
         """The same by the schedule that was tuned for tensors of these sizes; itself where none
@@ -159,7 +161,7 @@ class Made(abc.ABC):
         if text is not None and text not in self.tuned:
             try:
                 with rarely_collected, timing.record() as recording:
-                    made = _compiled(replace(job, asked=text, key=hashed(job.key, "tuned", text)))
+                    made = compiled(replace(job, asked=text, key=hashed(job.key, "tuned", text)))
                 _finished(made, recording)
             except ScheduleError as error:
                 tuned.log.debug("%s: not by `%s`, which was tuned: %s", name, text, error.message)
@@ -243,15 +245,18 @@ def compile_region(
         made_by = backend.name, backend.version, compiler(), backend.machine()
         key = hashed(*made_by, said, repr(asked), loop.digest)
         checked = options.debug and region is not None
-        made = _compiled(Job(backend, loop, options, noalias, key, kept(options), checked, asked))
+        job = Job(backend, loop, options, noalias, key, kept(options), checked, asked)
+        made = compiled(job)
+        if checked and backend is not CPU and backend is not LOWERED:
+            made.races = _race_code(job)
     _finished(made, recording)
     told = ", ".join(f"{n}: {s}" for n, s in specs.items())
     log.debug("%s: %s for %s, (%s)", loop.summary.name, made.origin, backend.name, told)
     return made
 
 
-def _compiled(job: Job) -> Made:
-    """What the cache has for a job, or what is compiled."""
+def compiled(job: Job) -> Made:
+    """What the cache has for a job, or what is compiled. Raises ``CompileError``s."""
     entry = job.cache.load(job.key) if job.cache is not None else None
     made = job.backend.from_disk(job, *entry) if entry is not None else None
     origin = "compiled" if made is None else "disk"
@@ -259,6 +264,20 @@ def _compiled(job: Job) -> Made:
         made = job.backend.compile(job)
     made.origin = origin
     return made
+
+
+def _race_code(job: Job) -> Made | None:
+    """The CPU's code that checks a loop of a GPU for races; None where index sets decide about all
+    of them."""
+    # Where there are such loops, debug mode compiles.
+    from weft import compiler as pipeline  # the other door
+
+    function = pipeline.race_checked(job.loop.function, noalias=job.noalias)
+    if function is None:
+        return None
+    loop = Loop(job.loop.summary, job.loop.digest, job.loop.guards, lambda: function)
+    key = hashed(job.key, "races", CPU.version, CPU.machine())
+    return compiled(replace(job, backend=CPU, loop=loop, key=key, asked=None))
 
 
 def _finished(made: Made, recording: timing.Recording) -> None:

@@ -457,6 +457,12 @@ def _plan(
     tiny = sum(t.numel() for t in tensors) <= TINY and loop.brief
     fitting = compiled.fitting(tensors, launcher)
     call, direct = fitting.bound(tensors, check_error, brief=tiny)
+    takes_tensors = compiled.takes_tensors
+    if compiled.races is not None:
+        from weft.runtime.checked_copies import CheckedFirst  # debug mode of a GPU
+
+        call = CheckedFirst(call, takes_tensors, compiled.races, tensors, check_error)
+        direct, takes_tensors = None, True
     if loop.unordered:
         from weft.runtime.deterministic import Ordered  # what few loops need
 
@@ -475,7 +481,7 @@ def _plan(
         )  # fmt: skip
     pack = struct.Struct("<" + head).pack
     makers = [functools.partial(torch.empty, (), dtype=d, device=place) for d in results]
-    return Plan(call, pack, struct.pack(f"<{len(tail)}q", *tail), compiled.takes_tensors, grad,
+    return Plan(call, pack, struct.pack(f"<{len(tail)}q", *tail), takes_tensors, grad,
                 tuple(compiled.guards),
                 tuple(extents), tuple(makers), direct, counter(), loop.unordered, [])  # fmt: skip
 

@@ -14,7 +14,7 @@ from weft.frontend.desugar import RETURN_VALUE, desugar_function, returns
 from weft.frontend.growing import grown
 from weft.frontend.inline import limit_calls, returned_value
 from weft.frontend.kinds import Keywords, Operand, Static, Tup
-from weft.frontend.names import stored_into
+from weft.frontend.names import stored_lists
 from weft.frontend.scope import Frame, assigned
 from weft.values import mutable
 
@@ -65,7 +65,7 @@ def call(
     around = function.frame.arguments
     cx.frame.arguments = {k: v for k, v in around.items() if k.partition(".")[0] not in own}
     cx.frame.around = function.frame
-    cx.frame.counts, cx.frame.stored = assigned(body), stored_into(tree)
+    cx.frame.counts, cx.frame.stored = assigned(body), stored_lists(tree)
     cx.frame.grown = grown(tree)
     try:
         for name, operand in values.items():

@@ -72,6 +72,8 @@ def _comparison(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span
         if own is not None:
             return own
         left, right = (records.of_constant(cx, x, span) or x for x in (left, right))
+    for x in (left, right):
+        list_methods.refuse_nested(x, f"`{symbol}`", span)
     if list_methods.is_list(left) or list_methods.is_list(right):
         return list_methods.compare(cx, symbol, left, right, span)
     if rows.is_row(left) or rows.is_row(right):

@@ -67,6 +67,8 @@ def binary(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Ope
         found = named.binary(cx, symbol, a, b, span, binary)
         if found is not None:
             return found
+    for x in (a, b):
+        list_methods.refuse_nested(x, f"`{symbol}`", span)
     if list_methods.is_list(a) or list_methods.is_list(b):
         return list_methods.binary(cx, symbol, a, b, span)
     if rows.is_row(a) or rows.is_row(b):
@@ -111,6 +113,7 @@ def no_operator(name: str, span: Span) -> NoReturn:
 # --- attributes -------------------------------------------------------------------------------
 def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
     """``x.name``."""
+    list_methods.refuse_nested(x, f"`.{name}`", span)
     if isinstance(x, Static):
         owner, source, known = x.value, x.read, is_known_module(x.value)
         value = names.member(owner, name, ABSENT) if known else getattr(owner, name, ABSENT)
@@ -262,6 +265,8 @@ def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
         base = elements.vector_of(cx, base, span)
     if isinstance(node.slice, ast.Slice) and list_methods.is_list(base):
         return list_methods.part(cx, base, node.slice, span)
+    if slices.has_slice(node.slice):
+        list_methods.refuse_nested(base, "a slice", span)
     if isinstance(base, Row) or slices.has_slice(node.slice):
         row = rows.of(cx, base)
         if row is not None:
@@ -308,6 +313,9 @@ def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
                 return cx.reached("item", found) if held else found
             if isinstance(position, Scalar) and items and all(dtype_of(i) for i in items):
                 return aggregates.pick(cx, items, position, node.value, span)
+            if isinstance(position, Scalar) and _are_alike(items):
+                aggregates.check(cx, node.value, 0, position, len(items), span)
+                return casts.picked(cx, items, position, span)
             if isinstance(position, Scalar) and items and all(map(choices.holds, items)):
                 aggregates.check(cx, node.value, 0, position, len(items), span)
                 return choices.chosen(cx, items, position, ast.unparse(node.value), span)
@@ -321,6 +329,17 @@ def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
         span,
         help="subscript a tensor, a local array, a vector or a tuple",
     )
+
+
+def _are_alike(items: list[Operand]) -> bool:
+    """Whether items are tuples of as many numbers each, or of such tuples."""
+    if not items or not all(isinstance(x, Tup) and x.in_order for x in items):
+        return False
+    inner = [x.items for x in items if isinstance(x, Tup)]
+    if len({*map(len, inner)}) > 1:
+        return False
+    flat = [x for each in inner for x in each]
+    return bool(flat) and (all(dtype_of(x) for x in flat) or _are_alike(flat))
 
 
 def _names_number(node: ast.Subscript, base: Tensor) -> bool:

@@ -28,7 +28,7 @@ from weft.frontend.kinds import (
     dtype_of,
     is_complex,
 )
-from weft.frontend.names import Scope, root_name, stored_into
+from weft.frontend.names import Scope, root_name, stored_lists
 from weft.frontend.parameters import annotations_of, assigned_references, returned_types
 from weft.frontend.scope import REFERENCES, Frame, assigned
 from weft.lang.dtypes import ComplexType, DType
@@ -58,7 +58,7 @@ def inline(
     hints = annotations_of(function)
     body = desugar_function(source.tree.body, valued=node is not cx.discarded)
     cx.frame = Frame(source, (*outer.path, site))
-    cx.frame.counts, cx.frame.stored = assigned(body), stored_into(source.tree)
+    cx.frame.counts, cx.frame.stored = assigned(body), stored_lists(source.tree)
     cx.frame.grown = grown(source.tree)
     own = {
         n for n, hint in hints.items() if is_template(hint) and isinstance(places.get(n), ast.Name)

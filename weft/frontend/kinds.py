@@ -450,6 +450,24 @@ def holds_objects(kind: Kind) -> bool:
     return isinstance(kind, OpaqueKind)
 
 
+def of_lists(x: Operand) -> bool:
+    """Whether ``x`` is a list of lists that a loop stores into, or one of the lists in it: for
+    Python no tensor, though its elements lie as those of one."""
+    views = (
+        []
+        if not isinstance(x, Row)
+        else [x.view]
+        if x.view
+        else list(x.choice.views if x.choice else ())
+    )
+    held = (
+        [x]
+        if isinstance(x, Tensor)
+        else [v.tensor for v in (x, *views) if isinstance(v, Part | View)]
+    )
+    return any(tensor.key and tensor.rank > 1 for tensor in held)
+
+
 def flatten(x: Operand) -> list[Value]:
     """The SSA values that an operand is made of."""
     if isinstance(x, Scalar):

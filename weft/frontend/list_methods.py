@@ -9,7 +9,7 @@ import ast
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import casts, growing, named, refused, sequences
 from weft.frontend.context import STATEMENTS, Lowering
-from weft.frontend.kinds import Method, Operand, Static, Tensor, Tup, describe, dtype_of
+from weft.frontend.kinds import Method, Operand, Static, Tensor, Tup, describe, dtype_of, of_lists
 from weft.frontend.signatures import bind
 from weft.lang import lists
 from weft.lang.growing import ROOM
@@ -23,7 +23,18 @@ _TAKES: dict[str, tuple[str, ...]] = {
 
 def is_list(x: object) -> bool:
     """Whether ``x`` is a list of Python's: an array of the iteration that is no tensor."""
-    return isinstance(x, Tensor) and (x.length is not None or (x.listed and bool(x.key)))
+    listed = isinstance(x, Tensor) and x.listed and bool(x.key) and x.rank == 1
+    return listed or (isinstance(x, Tensor) and x.length is not None)
+
+
+def refuse_nested(x: Operand, what: str, span: Span) -> None:
+    """Refuses ``what`` of a list of lists, or of a list in one."""
+    if of_lists(x):
+        raise KernelTypeError(
+            f"{what} of a list in a list, or of a list of lists", span,
+            help="work on its elements, t[i][j]; torch.zeros((n, m)) makes rows that have "
+            "arithmetic, slices and torch's methods",
+        )  # fmt: skip
 
 
 def has(method: Method) -> bool:

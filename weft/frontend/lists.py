@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import math
 
 import torch
@@ -68,15 +69,59 @@ def assigned(
         return growing.of_items(cx, name, x.items, span)
     if name not in cx.frame.stored or not _is_list(value) or not isinstance(x, Tup) or not x.items:
         return x
-    if not all(dtype_of(item) for item in x.items):
+    shape = _shape_of(x, value)
+    if shape is None:
         return x
-    made = _array(cx, name, x, span)
-    zeros = all(isinstance(item, Static) and item.value == 0 for item in x.items)
+    _check_own(x, span)
+    items = _numbers(x)
+    made = _array(cx, name, items, shape, span)
+    zeros = all(isinstance(item, Static) and item.value == 0 for item in items)
     if not zeros:
-        for k, item in enumerate(x.items):
-            place = [cx.builder.constant(k, ir.index)]
-            cx.store_element(made.memref, made.dtype, place, item, span)
+        for place, item in zip(itertools.product(*map(range, shape)), items, strict=True):
+            indices = [cx.builder.constant(k, ir.index) for k in place]
+            cx.store_element(made.memref, made.dtype, indices, item, span)
     return made
+
+
+def _shape_of(x: Operand, node: ast.expr) -> tuple[int, ...] | None:
+    """The sizes of a list of numbers, or of lists of one size that ``node`` makes as well; None of
+    another one."""
+    if dtype_of(x) is not None:
+        return ()
+    if not isinstance(x, Tup) or not x.items or not x.in_order or not _is_list(node):
+        return None
+    if all(dtype_of(item) for item in x.items):
+        return (len(x.items),)
+    shapes = {_shape_of(item, inner) for item in x.items for inner in _inner(node)}
+    inner = shapes.pop()
+    return (len(x.items), *inner) if inner and not shapes else None
+
+
+def _inner(node: ast.expr) -> list[ast.expr]:
+    """The expressions that make the items of a list."""
+    if isinstance(node, ast.BinOp):
+        sides = [side for side in (node.left, node.right) if _is_list(side)]
+        return [item for side in sides for item in _inner(side)]
+    if isinstance(node, ast.ListComp):
+        return [node.elt]
+    return node.elts if isinstance(node, ast.List) else [ast.Constant(None)]  # list(x)
+
+
+def _check_own(x: Tup, span: Span) -> None:
+    """Refuses a list that holds one list twice: a store into one would be one into the other."""
+    held = [item for item in x.items if isinstance(item, Tup)]
+    if len({id(item) for item in held}) < len(held):
+        raise KernelTypeError(
+            "a list that holds one list several times, and is stored into", span,
+            help="write [[0.0] * 3 for _ in range(2)], which makes a list for each",
+        )  # fmt: skip
+    for item in held:
+        _check_own(item, span)
+
+
+def _numbers(x: Tup) -> list[Operand]:
+    """The numbers in a list of lists, row by row."""
+    return [n for item in x.items for n in (_numbers(item) if isinstance(item, Tup) else [item])]
 
 
 def _is_list(node: ast.expr) -> bool:
@@ -86,13 +131,17 @@ def _is_list(node: ast.expr) -> bool:
     return isinstance(node, ast.List | ast.ListComp) or (called and node.func.id == "list")  # type: ignore[union-attr]
 
 
-def _array(cx: Lowering, name: str, x: Tup, span: Span) -> Tensor:
+def _array(
+    cx: Lowering, name: str, items: list[Operand], shape: tuple[int, ...], span: Span
+) -> Tensor:  # fmt: skip
     key = (*cx.frame.path, f"{name}[]")
-    for item in x.items:
+    for item in items:
         cx.widen_at(key, item, span)
-    kind = cx.widen_at(key, x.items[0], span)
+    kind = cx.widen_at(key, items[0], span)
     assert isinstance(kind, ScalarKind)
-    made = elements.local_array(cx, (len(x.items),), kind.dtype)
+    if math.prod(shape) > MOST_ELEMENTS:
+        raise too_large(math.prod(shape), span)
+    made = elements.local_array(cx, shape, kind.dtype)
     made.listed, made.key = True, key
     return made
 

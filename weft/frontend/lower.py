@@ -61,7 +61,7 @@ from weft.frontend.kinds import (
     flatten,
     is_complex,
 )
-from weft.frontend.names import bound_names, stored_into
+from weft.frontend.names import bound_names, stored_lists
 from weft.frontend.scalars import Scalars
 from weft.frontend.scope import Frame, Guard, assigned
 from weft.frontend.specs import CAPTURED_BITS, ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec
@@ -194,7 +194,7 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
     b, names = cx.builder, list(cx.region.results)
     ordered = is_once(node)
     body, combiners = _body(cx, node, names)
-    cx.frame.stored, cx.frame.grown = stored_into(node), growing.grown(node)
+    cx.frame.stored, cx.frame.grown = stored_lists(node), growing.grown(node)
     cx.frame.counts = assigned(
         [*body, ast.copy_location(ast.For(node.target, node.iter, [], []), node)]
     )

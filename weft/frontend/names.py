@@ -201,6 +201,35 @@ def stored_into(node: ast.AST) -> set[str]:
     return found
 
 
+def stored_lists(node: ast.AST) -> set[str]:
+    """``stored_into(node)``, and the names of what holds another one: of ``row = t[k]`` and
+    ``for row in t``, where elements of ``row`` are assigned, ``t``."""
+    found = stored_into(node)
+    held = [pair for child in ast.walk(node) for pair in _held(child)]
+    while more := {holder for name, holder in held if name in found} - found:
+        found |= more
+    return found
+
+
+def _held(node: ast.AST) -> list[tuple[str, str]]:
+    """Pairs of names, of which the first may be that of an item of the second."""
+    match node:
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Subscript() as part):
+            root = root_name(_without_subscripts(part))
+            return [(name, root)] if root else []
+        case ast.For(target=target, iter=over):
+            read = [n.id for n in ast.walk(over) if isinstance(n, ast.Name)]
+            return [(name, other) for name in bound_names(target) for other in read]
+        case _:
+            return []
+
+
+def _without_subscripts(node: ast.expr) -> ast.expr:
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node
+
+
 @mutable
 class Reads:
     """What a statement list reads that it has not certainly assigned before.

@@ -135,6 +135,7 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
         value = list_methods.binary(cx, symbol, old, cx.expression(node.value), span)
         cx.bind(node.target, value, span)
         return
+    list_methods.refuse_nested(old, f"`{symbol}=`", span)
     if rows.is_row(old):
         _accumulate_row(cx, node, old, symbol, span)
         return
@@ -148,6 +149,15 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
 
 def _target(cx: Lowering, base: Tensor | Part | Row, subscript: ast.expr, at: Span) -> Part | Row:
     """What ``base[subscript]`` names: an element, a whole vector of a field, or a row."""
+    if slices.has_slice(subscript):
+        list_methods.refuse_nested(base, "a slice", at)
+    found = _place(cx, base, subscript, at)
+    if isinstance(found, Row):
+        list_methods.refuse_nested(found, "an assignment", at)
+    return found
+
+
+def _place(cx: Lowering, base: Tensor | Part | Row, subscript: ast.expr, at: Span) -> Part | Row:
     row = rows.of(cx, base) if isinstance(base, Row) or slices.has_slice(subscript) else None
     if row is not None:
         return rows.place(cx, row, subscript, at)

@@ -45,6 +45,29 @@ def test_asserts_are_left_out_where_init_says_so(interpreted: bool) -> None:
             assert x.tolist() == [0.0, 3.0]
 
 
+@weft.func
+def called_by_the_host(a, b=2, *, c: weft.i32 = 3):
+    assert a > 100
+    return positive(a) + b + c
+
+
+def in_the_host_part(n):
+    return called_by_the_host(n) + called_by_the_host(n, 5, c=1.5)
+
+
+@pytest.mark.parametrize("interpreted", [False, True])
+def test_those_of_functions_that_the_host_part_calls(interpreted: bool) -> None:
+    for debug, checked in ((None, True), (False, False)):
+        weft.init(debug=debug)
+        kernel = weft.kernel(in_the_host_part)
+        run = kernel.interpret if interpreted else kernel
+        if checked:
+            with pytest.raises(AssertionError):
+                run(-1)
+        else:
+            assert run(-1) == -1 + 5 - 1 + 5 + 1
+
+
 def test_a_kernel_that_asks_for_debug_has_its_asserts() -> None:
     weft.init(debug=False)
     with pytest.raises(AssertionError, match="of the host part"):

@@ -308,9 +308,10 @@ def _inlined(
 def _places(signature: inspect.Signature, node: ast.Call, before: int) -> dict[str, ast.expr]:
     """What a call writes for each parameter, ``before`` of which are bound already."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [p.name for p in signature.parameters.values() if p.kind in positional][before:]
-    places: dict[str, ast.expr] = {}
-    for name, argument in zip(names, node.args, strict=False):
+    names = [p.name for p in signature.parameters.values() if p.kind in positional]
+    method = before and names and isinstance(node.func, ast.Attribute)
+    places: dict[str, ast.expr] = {names[0]: node.func.value} if method else {}  # type: ignore[union-attr]
+    for name, argument in zip(names[before:], node.args, strict=False):
         if isinstance(argument, ast.Starred):
             break
         places[name] = argument

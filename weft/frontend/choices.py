@@ -50,7 +50,8 @@ def chosen(
         if all((len(i.items), i.names) == (len(first.items), first.names) for i in items):  # type: ignore[union-attr]
             columns = zip(*(i.items for i in items), strict=True)  # type: ignore[union-attr]
             made = [chosen(cx, column, position, name, span) for column in columns]
-            return Tup(made, first.names, first.struct)
+            objects = frozenset().union(*(i.objects for i in items))  # type: ignore[union-attr]
+            return Tup(made, first.names, first.struct, objects)
     held = [cx.reached("item", x) if isinstance(x, Static) else x for x in items]
     parts = [_part(cx, x) for x in held]
     known = [part for part in parts if part is not None]
@@ -101,7 +102,8 @@ def either(
         columns = zip(a.items, b.items, strict=True)
         made = [either(cx, op, column, yields, name, span) for column in columns]
         known = [x for x in made if x is not None]
-        return Tup(known, a.names, a.struct) if len(known) == len(made) else None
+        objects = a.objects | b.objects
+        return Tup(known, a.names, a.struct, objects) if len(known) == len(made) else None
     if isinstance(a, Part) and isinstance(b, Part) and a.tensor.memref is b.tensor.memref and (
         len(a.indices) == len(b.indices)
     ):  # fmt: skip

@@ -167,7 +167,7 @@ class Lowering:
         if isinstance(kind, TupKind):
             assert isinstance(x, Tup)
             items = [self.coerce(i, k, span) for i, k in zip(x.items, kind.items, strict=True)]
-            return Tup(items, kind.names, kind.struct)
+            return Tup(items, kind.names, kind.struct, x.objects)
         return x
 
     # --- the syntax tree ------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class Lowering:
             return Vec([Scalar(next(values), kind.dtype) for _ in self.types(kind)], kind.shape)
         if isinstance(kind, TupKind):
             items = [self.rebuild(item, values) for item in kind.items]
-            return Tup(items, kind.names, kind.struct)
+            return Tup(items, kind.names, kind.struct, kind.objects)
         assert isinstance(kind, OpaqueKind)
         return kind.operand
 

@@ -20,14 +20,22 @@ import torch
 
 from weft.errors import KernelSyntaxError
 from weft.frontend.names import Scope, bound_names, is_known, root_name, stored_into
-from weft.frontend.parameters import Parameter, converting, converts, is_clamped, refuse_references
+from weft.frontend.parameters import (
+    Parameter,
+    converting,
+    converts,
+    copies,
+    is_clamped,
+    refuse_references,
+)
 from weft.lang.dtypes import DTYPES, DType
+from weft.lang.loops import is_func
 from weft.lang.numbers import NUMBERS, cast, converted, copied, strong
 from weft.lang.vectors import MatrixType, VectorType
 from weft.source import FunctionSource
 
 CAST, COPY, DETACH = "__weft_cast__", "__weft_copy__", "__weft_detach__"
-CONVERT = "__weft_converting__"
+CONVERT, PLAIN = "__weft_converting__", "__weft_without_asserts__"
 Check = Callable[[Parameter, Any], None]
 # What never is a vector or a struct that has another name.
 _FRESH = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.JoinedStr, ast.ListComp,
@@ -94,7 +102,15 @@ def _argument(parameter: Parameter, check: Check) -> Callable[[Any], Any]:
 
 @functools.lru_cache(256)
 def _converting(function: Callable[..., Any]) -> Callable[..., Any]:
-    return converting(function, cast)
+    return converting(function, cast, copies(function))
+
+
+@functools.lru_cache(256)
+def _without_asserts(function: types.FunctionType) -> Callable[..., Any]:
+    from weft.frontend.asserts import without_asserts  # where Taichi's rule is asked for
+
+    made = without_asserts(function)
+    return converting(made, cast, copies(function)) if converts(function) else made
 
 
 def _is_in_range(item: ast.expr) -> bool:
@@ -229,9 +245,11 @@ class _Rewriter(ast.NodeTransformer):
         if not isinstance(function, types.FunctionType):
             return node
         refuse_references(function, self.source.span(node))
-        if converts(function):
-            self.hidden[CONVERT] = _converting
-            place = ast.copy_location(ast.Name(CONVERT, ast.Load()), node.func)
+        plain = is_func(function) and not self.source.asserts
+        if converts(function) or plain:
+            hidden = PLAIN if plain else CONVERT
+            self.hidden[hidden] = _without_asserts if plain else _converting
+            place = ast.copy_location(ast.Name(hidden, ast.Load()), node.func)
             node.func = ast.copy_location(ast.Call(place, [node.func], []), node.func)
         return node
 

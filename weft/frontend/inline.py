@@ -11,7 +11,7 @@ import ast
 from typing import Any
 
 from weft.errors import CompileError, KernelSyntaxError, KernelTypeError, KernelValueError, Span
-from weft.frontend import casts, loops
+from weft.frontend import casts, loops, records
 from weft.frontend.accumulations import atomics
 from weft.frontend.context import Lowering
 from weft.frontend.desugar import RETURN_VALUE, desugar_function, returns
@@ -28,6 +28,7 @@ from weft.frontend.kinds import (
     dtype_of,
     is_complex,
 )
+from weft.frontend.named import is_record
 from weft.frontend.names import Scope, root_name, stored_lists
 from weft.frontend.parameters import annotations_of, assigned_references, returned_types
 from weft.frontend.scope import REFERENCES, Frame, assigned
@@ -64,6 +65,9 @@ def inline(
         n for n, hint in hints.items() if is_template(hint) and isinstance(places.get(n), ast.Name)
     }
     cx.frame.given = frozenset(arguments) - own
+    shared = {n for n in arguments if records.is_shared(function, n, arguments)}
+    placed = {n for n, hint in hints.items() if is_template(hint) and n in places}
+    cx.frame.shared = frozenset(shared | {n for n in placed - own if is_record(arguments[n])})
     cx.frame.counts[RETURN_VALUE] = len(returns(source.tree.body))  # its end, if reached, is none
     try:
         for name, operand in arguments.items():
@@ -81,12 +85,23 @@ def inline(
             raise
         value = returned_value(cx, span)
         value = _returned(cx, value, returned_types(function), span)
-        after = cx.frame.env
+        after, changed = cx.frame.env, cx.frame.changed
     finally:
         cx.frame = outer
     targets: list[ast.expr] = []
+    for name in sorted(changed):
+        place = places.get(name)
+        if place is None or not isinstance(place, ast.Name | ast.Attribute | ast.Subscript):
+            raise KernelTypeError(
+                f"`{source.name}` changes `{name}`, which has no name here", span,
+                help="give the object a name before the call",
+            )  # fmt: skip
+        target = _target(cx, source.name, name, place, arguments[name], span)
+        records.check_changed(cx, root_name(target) or "", arguments[name], arguments[name], span)
+        cx.bind(target, after[name], span)
+        targets.append(target)
     for name in _references(source.tree, hints, arguments):
-        if name in places and not isinstance(after[name], Unbound):
+        if name in places and name not in changed and not isinstance(after[name], Unbound):
             target = _target(cx, source.name, name, places[name], arguments[name], span)
             if any(ast.unparse(t) == ast.unparse(target) for t in targets):
                 raise KernelTypeError(

@@ -264,11 +264,13 @@ class Complex:
 @mutable
 class Tup:
     """A Python tuple of anything. ``names``: of a struct's or a named tuple's items; ``struct``:
-    the type of it, whose methods it has."""
+    the type of it, whose methods it has. ``objects``: which objects of a dataclass it may be, by
+    where they are made."""
 
     items: list[Any]
     names: tuple[str, ...] = ()
     struct: Any = None
+    objects: frozenset[Any] = frozenset()
 
     @property
     def in_order(self) -> bool:
@@ -364,6 +366,7 @@ class TupKind:
     items: tuple[Any, ...]
     names: tuple[str, ...] = ()
     struct: Any = None
+    objects: frozenset[Any] = frozenset()
 
     def __str__(self) -> str:
         return f"({', '.join(map(str, self.items))})"
@@ -427,7 +430,7 @@ def kind_of(x: Operand) -> Kind:
             dtype = d if k == 0 else promote(dtype, d)
         return VecKind(x.shape, dtype)
     if isinstance(x, Tup):
-        return TupKind(tuple(kind_of(item) for item in x.items), x.names, x.struct)
+        return TupKind(tuple(kind_of(item) for item in x.items), x.names, x.struct, x.objects)
     return OpaqueKind(x)
 
 
@@ -439,7 +442,7 @@ def renewed(known: Kind, kind: Kind) -> Kind:
         len(known.items) == len(kind.items)
     ):  # fmt: skip
         items = tuple(map(renewed, known.items, kind.items))
-        return TupKind(items, known.names, known.struct)
+        return TupKind(items, known.names, known.struct, known.objects)
     return known
 
 
@@ -504,7 +507,7 @@ def join(a: Kind, b: Kind, name: str, span: Span) -> Kind:
         (len(a.items), a.names, a.struct) == (len(b.items), b.names, b.struct)
     ):  # fmt: skip
         items = tuple(join(x, y, name, span) for x, y in zip(a.items, b.items, strict=True))
-        return TupKind(items, a.names, a.struct)
+        return TupKind(items, a.names, a.struct, a.objects | b.objects)
     if (
         isinstance(a, OpaqueKind)
         and isinstance(b, OpaqueKind)

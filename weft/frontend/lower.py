@@ -319,7 +319,7 @@ def _before(cx: Lowering, node: ast.For, name: str) -> tuple[Operand, TotalKind]
 def _numbers(cx: Lowering, x: Operand, span: Span) -> Operand:
     """``x`` with the numbers of the 0-d tensors in it."""
     if isinstance(x, Tup):
-        return Tup([_numbers(cx, item, span) for item in x.items], x.names, x.struct)
+        return Tup([_numbers(cx, item, span) for item in x.items], x.names, x.struct, x.objects)
     if isinstance(x, Vec):
         return Vec([cx.read_scalar(item, span) for item in x.items], x.shape)
     return cx.read_number(x, span)

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from weft.errors import KernelSyntaxError, SourceUnavailableError
+from weft.errors import KernelSyntaxError, SourceUnavailableError, WeftError
 from weft.frontend.names import Scope, bound_names, stored_into
 from weft.lang.dtypes import DType
+from weft.lang.loops import is_func
 from weft.lang.types import NDArrayType, is_template
 from weft.lang.vectors import MatrixType, VectorType
 from weft.source import Span, read_function
@@ -84,7 +85,10 @@ def assigned_references(tree: ast.FunctionDef, hints: dict[str, Any]) -> dict[st
 
 
 def converts(function: Callable[..., Any]) -> bool:
-    """Whether ``function`` has a parameter or a result that is annotated with a dtype."""
+    """Whether ``function`` has a parameter or a result that is annotated with a dtype, or one that
+    is a copy (see ``copies``)."""
+    if copies(function):
+        return True
     if not getattr(function, "__annotations__", None):
         return False
     hints = annotations_of(function)
@@ -94,8 +98,30 @@ def converts(function: Callable[..., Any]) -> bool:
     )
 
 
-def converting(function: Callable[..., Any], cast: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """``function`` with its arguments and results converted by ``cast(annotation, value)``."""
+@functools.lru_cache(256)
+def copies(function: Callable[..., Any]) -> frozenset[str]:
+    """The parameters of a ``weft.func`` that are assigned members or elements and are not
+    ``template()``s: of a struct or a vector, they are copies, as in Taichi."""
+    if not is_func(function):
+        return frozenset()
+    try:
+        tree = read_function(function).tree
+    except WeftError:  # there is no source: who lowers it says so
+        return frozenset()
+    hints = annotations_of(function)
+    into = {name.partition(".")[0] for s in tree.body for name in stored_into(s)}
+    names = inspect.signature(function).parameters
+    return frozenset(n for n in names if n in into and not is_template(hints.get(n)))
+
+
+def converting(
+    function: Callable[..., Any], cast: Callable[[Any, Any], Any],
+    copies: frozenset[str] = frozenset(),
+) -> Callable[..., Any]:  # fmt: skip
+    """``function`` with its arguments and results converted by ``cast(annotation, value)``, and
+    those named in ``copies`` copied."""
+    from weft.lang.numbers import copied  # where functions are called
+
     hints, wanted = annotations_of(function), returned_types(function)
     types = {n: h for n, h in hints.items() if n != "return" and isinstance(h, _TYPES)}
     signature = inspect.signature(function)
@@ -109,6 +135,8 @@ def converting(function: Callable[..., Any], cast: Callable[[Any, Any], Any]) ->
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
+        for name in copies:
+            bound.arguments[name] = copied(bound.arguments[name])
         for name, annotation in types.items():
             bound.arguments[name] = cast(annotation, bound.arguments[name])
         return result(wanted, function(*bound.args, **bound.kwargs))

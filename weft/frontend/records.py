@@ -27,9 +27,12 @@ from weft.frontend.kinds import (
 from weft.frontend.named import cast_member, is_record
 from weft.frontend.names import Scope, dotted
 from weft.ir.core import Value
+from weft.lang.loops import is_func
 from weft.lang.structs import Struct, StructField, StructType
 from weft.lang.vectors import letters
 from weft.values import mutable
+
+_OUTSIDE = "outside"
 
 
 @mutable
@@ -108,7 +111,10 @@ def make(
     if wrong or len(given) > len(names) or any(n not in values for n in names):
         raise KernelTypeError(f"`{target.__name__}` takes {', '.join(names)}", span,
                               help="give each of them once")  # fmt: skip
-    return Tup([values[n] for n in names], tuple(names), target)
+    objects = frozenset[Any]()
+    if not _is_fixed(target):
+        objects |= {(cx.frame.path, span.line, span.column)}
+    return Tup([values[n] for n in names], tuple(names), target, objects)
 
 
 def dictionary(cx: Lowering, node: ast.Dict) -> Tup:
@@ -180,7 +186,10 @@ def of_constant(cx: Lowering, x: Operand, span: Span) -> Tup | None:
     else:
         return None
     items = [expressions.attribute(cx, x, name, span) for name in names]
-    return Tup([of_constant(cx, i, span) or i for i in items], tuple(names), kind)
+    plain = isinstance(kind, type) and not _is_fixed(kind)
+    objects = frozenset({(_OUTSIDE, id(value))} if plain else ())
+    items = [of_constant(cx, i, span) or i for i in items]
+    return Tup(items, tuple(names), kind, objects)
 
 
 def _is_fixed(kind: type) -> bool:
@@ -313,11 +322,7 @@ def store(cx: Lowering, target: ast.Attribute | ast.Subscript, x: Operand, span:
         return False
     if isinstance(known, Static) and not _is_constant(known.value):
         return False
-    if root.id in cx.frame.given:
-        raise KernelTypeError(
-            f"`{root.id}` is what the function was called with, and a copy of it", cx.span(target),
-            help="return a new struct, or copy it to another name before",
-        )  # fmt: skip
+    check_changed(cx, root.id, known, _owner(cx, target.value), cx.span(target))
     record = of_constant(cx, base, span) if isinstance(base, Static | Tup) else None
     if record is not None and isinstance(record.struct, type) and _is_fixed(record.struct):
         raise KernelTypeError(
@@ -348,6 +353,74 @@ def store(cx: Lowering, target: ast.Attribute | ast.Subscript, x: Operand, span:
         return True
     raise KernelTypeError(f"{describe(base)} has no member that can be assigned here", span,
                           help="assign to a member of the struct")  # fmt: skip
+
+
+def _owner(cx: Lowering, node: ast.expr) -> Tup | None:
+    """The innermost object that ``node`` is a part of."""
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Name):
+        found = of_constant(cx, cx.expression(node), cx.span(node))
+        if found is not None or isinstance(node, ast.Name):
+            return found
+        node = node.value
+    return None
+
+
+def _is_value(x: Operand | None) -> bool:
+    """Whether it is a struct, and no object of Python's."""
+    return is_record(x) and not isinstance(x.struct, type)  # type: ignore[union-attr]
+
+
+def is_shared(function: Any, name: str, arguments: dict[str, Operand]) -> bool:
+    """Whether a function that is called with ``arguments`` has the caller's own object in ``name``:
+    a dataclass's, if it is no ``weft.func``, and what a struct's method is called of."""
+    x = arguments[name]
+    if not is_record(x):
+        return False
+    kind = x.struct  # type: ignore[union-attr]
+    if isinstance(kind, StructType):
+        return name == next(iter(arguments)) and function in kind.methods.values()
+    return isinstance(kind, type) and not _is_fixed(kind) and not is_func(function)
+
+
+def check_changed(
+    cx: Lowering, root: str, whole: Operand | None, x: Operand | None, span: Span
+) -> None:  # fmt: skip
+    """Notes that ``x``, a part of ``whole``, the variable ``root``, gets a new member. Refuses it
+    where others should see that and would not: in a loop objects are values."""
+    if root in cx.frame.shared:
+        cx.frame.changed.add(root)
+    elif root in cx.frame.given and not (is_func(cx.frame.source.function) and _is_value(whole)):
+        raise KernelTypeError(
+            f"`{root}` is what the function was called with, and a copy of it", span,
+            help="return a new struct, or copy it to another name before; a parameter that is "
+            "annotated weft.template() is the caller's, and one of a weft.func is a copy",
+        )  # fmt: skip
+    if not isinstance(x, Tup) or not x.objects:
+        return
+    if any(made[0] == _OUTSIDE for made in x.objects):
+        raise KernelTypeError(
+            f"`{root}` is an object from outside of the loop, and all iterations would change it",
+            span, help=f"make one in the loop: {_named_anew(x)}",
+        )  # fmt: skip
+    for name, held in cx.frame.env.items():
+        if not name.startswith(".") and _held(held, x.objects) > (name == root):
+            other = f"`{name}`" if name != root else "another part of it"
+            raise KernelTypeError(
+                f"what is changed by the name `{root}` may be {other}, too", span,
+                help=f"an object that a loop changes has one name: make another one, "
+                f"{_named_anew(x)}",
+            )  # fmt: skip
+
+
+def _named_anew(x: Tup) -> str:
+    return f"{x.struct.__name__}({', '.join(f'a.{name}' for name in x.names)})"
+
+
+def _held(x: Any, objects: frozenset[Any]) -> int:
+    """How many of these objects ``x`` may be or hold."""
+    if not isinstance(x, Tup):
+        return 0
+    return bool(x.objects & objects) + sum(_held(item, objects) for item in x.items)
 
 
 def _target(node: ast.expr) -> ast.expr:

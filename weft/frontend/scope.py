@@ -98,6 +98,8 @@ class Frame:
     differences: dict[str, bool] = field(default_factory=dict)
     around: Frame | None = None  # of a function that is defined in a device loop
     given: frozenset[str] = frozenset()  # the parameters of an inlined function
+    shared: frozenset[str] = frozenset()  # of these, the caller's own objects
+    changed: set[str] = field(default_factory=set)  # of these, those with a new member
 
     def lookup(self, name: str, span: Span, guards: list[Guard]) -> Operand:
         operand = self.env.get(name)

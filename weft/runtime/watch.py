@@ -226,7 +226,9 @@ class Watch:
                 source.tree = atomics(source, Scope.of(function))
                 made: Callable[..., Any] = instrument(function, source, hidden, self.wrap_constant)
                 self.callees[function] = (
-                    declared.converting(made, cast) if declared.converts(made) else made
+                    declared.converting(made, cast, declared.copies(function))
+                    if declared.converts(function)
+                    else made
                 )
             return self.callees[function](*args, **kwargs)
 

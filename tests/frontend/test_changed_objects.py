@@ -1,0 +1,225 @@
+"""Functions and methods that set a member of what they are called with: Python's objects are the
+caller's own, structs of a ``weft.func`` copies, as in Taichi."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+import weft as ti
+
+
+@dataclass
+class Point:
+    x: float
+    y: float
+
+    def add(self, v):
+        self.x += v
+
+    def add_twice(self, v):
+        self.add(v)
+        if v > 0:
+            self.add(v)
+        return self
+
+
+@dataclass
+class Pair:
+    p: Point
+    k: float
+
+
+def put(p, v):
+    p.x = v
+    p.y += 1.0
+
+
+def put_inner(o, v):
+    o.p.x += v
+    put(o.p, o.p.x)
+
+
+def of_a_function(x, out):
+    for i in range(out.shape[0]):
+        p = Point(x[i] + 0, 0.0)
+        if x[i] > 0:
+            put(p, 3.0)
+        out[i] = p.x + 10 * p.y
+
+
+def of_methods(x, out):
+    for i in range(out.shape[0]):
+        p = Point(0.0, 1.0)
+        for k in range(3):
+            if x[k] > 0:
+                p.add_twice(x[k] + 0)
+            p.add(k)
+        p = p.add_twice(1.0)
+        out[i] = p.x
+
+
+def of_members(x, out):
+    for i in range(out.shape[0]):
+        o = Pair(Point(x[i] + 0, 0.0), 1.0)
+        put_inner(o, 2.0)
+        put(o.p, o.p.x + 1)
+        q = Point(o.p.x, o.p.y)  # another object
+        q.y = 7.0
+        out[i] = o.p.x + 10 * o.p.y + q.y
+
+
+@pytest.mark.parametrize("plain", [of_a_function, of_methods, of_members], ids=lambda f: f.__name__)
+def test_an_object_of_python_is_the_callers(plain: Callable[..., None]) -> None:
+    x, out = torch.randn(7, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
+    expected = out.clone()
+    plain(x, expected)
+    kernel = ti.kernel(plain)
+    for call in (kernel, kernel.interpret):
+        found = out.clone()
+        call(x, found)
+        torch.testing.assert_close(found, expected)
+
+
+GLOBAL = Point(1.0, 2.0)
+
+
+@ti.func
+def put_func(p, v):
+    p.x = v
+    return p.x
+
+
+def sum_of(a, b):
+    a.x += 1
+    return a.x + b.x
+
+
+def two_names(x: torch.Tensor) -> None:
+    for i in range(1):
+        p = Point(1.0, 2.0)
+        q = p
+        q.y = 5.0
+        x[i] = p.y
+
+
+def in_a_tuple(x: torch.Tensor) -> None:
+    for i in range(1):
+        p = Point(1.0, 2.0)
+        both = (p, 1.0)
+        p.x = 7.0
+        x[i] = both[0].x
+
+
+def returned(x: torch.Tensor) -> None:
+    for i in range(1):
+        p = Point(1.0, 2.0)
+        q = p.add_twice(1.0)
+        q.x = 7.0
+        x[i] = p.x
+
+
+def given_twice(x: torch.Tensor) -> None:
+    for i in range(1):
+        p = Point(1.0, 2.0)
+        x[i] = sum_of(p, p)
+
+
+def in_a_loop(x: torch.Tensor) -> None:
+    for i in range(1):
+        p, q = Point(1.0, 2.0), Point(3.0, 4.0)
+        for k in range(3):
+            q.x += 1.0
+            if k == 1:
+                q = p
+        x[i] = p.x + q.x
+
+
+def from_outside(x: torch.Tensor) -> None:
+    for i in range(1):
+        GLOBAL.add(1.0)
+        x[i] = GLOBAL.x
+
+
+def without_a_name(x: torch.Tensor) -> None:
+    for i in range(1):
+        put(Point(1.0, 2.0), 3.0)
+        x[i] = 1.0
+
+
+def to_a_func(x: torch.Tensor) -> None:
+    for i in range(1):
+        p = Point(1.0, 2.0)
+        x[i] = put_func(p, 3.0) + p.x
+
+
+REFUSED = {
+    two_names: "what is changed by the name `q` may be `p`, too",
+    in_a_tuple: "what is changed by the name `p` may be `both`, too",
+    returned: "what is changed by the name `q` may be `p`, too",
+    given_twice: "what is changed by the name `a` may be `b`, too",
+    in_a_loop: "what is changed by the name `q` may be `p`, too",
+    from_outside: "`self` is what the function was called with",
+    without_a_name: "`put` changes `p`, which has no name here",
+    to_a_func: "`p` is what the function was called with",
+}
+
+
+@pytest.mark.parametrize("plain", REFUSED, ids=lambda f: f.__name__)
+def test_what_another_name_would_see_is_refused(plain: Callable[..., None]) -> None:
+    with pytest.raises(ti.KernelTypeError, match="help: ") as caught:
+        ti.kernel(plain)(torch.zeros(1))
+    assert REFUSED[plain] in str(caught.value)
+
+
+@ti.dataclass
+class Ball:
+    center: ti.types.vector(2, ti.f32)  # type: ignore
+    radius: ti.f32  # type: ignore
+
+    @ti.func
+    def grow(self: Any, k: Any) -> Any:
+        self.radius *= k
+        self.center.x += 1.0
+        return self.radius
+
+
+@ti.func
+def emptied(b: Any, v: Any) -> Any:
+    b.radius = 0.0
+    v.x = 100.0
+    return b.center.x + v.x
+
+
+@ti.kernel
+def balls(x: torch.Tensor, out: torch.Tensor) -> None:
+    for i in range(out.shape[0]):
+        b, v = Ball(ti.Vector([1.0, 2.0]), x[i]), ti.Vector([1.0, 2.0])
+        a = b.grow(2.0)
+        out[i, 0] = emptied(b, v) + v.x
+        out[i, 1] = b.radius
+        out[i, 2] = a + 10 * b.center.x
+
+
+@ti.kernel
+def balls_of_the_host(out: torch.Tensor) -> None:
+    b, v = Ball(ti.Vector([1.0, 2.0]), 3.0), ti.Vector([1.0, 2.0])
+    found = emptied(b, v) + v.x
+    out[0] = found
+    out[1] = b.radius
+
+
+def test_a_struct_of_a_func_is_a_copy_and_a_methods_is_not() -> None:
+    x = torch.rand(4)
+    for call in (balls, balls.interpret):
+        out = torch.zeros(4, 3)
+        call(x, out)
+        torch.testing.assert_close(out, torch.stack([x * 0 + 103, 2 * x, 2 * x + 20], 1))
+    for call in (balls_of_the_host, balls_of_the_host.interpret):
+        out = torch.zeros(2)
+        call(out)
+        assert out.tolist() == [102.0, 3.0]

@@ -30,13 +30,15 @@ def may_meet(first: str, second: str) -> bool:
 
 
 def race(
-    first: tuple[str, Any, Span], second: tuple[str, Any, Span], position: tuple[int, ...]
-) -> RaceError:
+    first: tuple[str, Any, Span], second: tuple[str, Any, Span], position: tuple[int, ...],
+    own: Span,
+) -> RaceError:  # fmt: skip
     """The error about two iterations, each (what it does, its index or indices, where), and the
-    element at ``position``."""
+    element at ``position`` of the tensor that is subscripted at ``own``, one of these places. (They
+    may subscript different tensors, in memory that overlaps.)"""
     (kind, one, where), (other_kind, two, other_where) = first, second
     span = other_where if other_kind != READ else where
-    element = f"`{subject(span)}[{', '.join(map(str, position))}]`"
+    element = f"`{subject(own)}[{', '.join(map(str, position))}]`"
     if kind == other_kind:
         what = f"iterations {one} and {two} both write {element}"
     else:

@@ -104,7 +104,7 @@ def race_error(checks: Sequence[Check], values: list[int]) -> RaceError:
         found.append(
             (check.message, _iteration((word >> shift) - 1, space, own), Span(*check.span))
         )
-    return race(found[0], found[1], position)
+    return race(found[0], found[1], position, found[sides.index(values[0])][2])
 
 
 def _iteration(number: int, space: Sequence[int], check: Check) -> Any:

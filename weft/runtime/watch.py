@@ -150,7 +150,7 @@ class Watch:
             earlier = self.before.setdefault(address, {})
             for other in earlier.values():
                 if not may_meet(kind, other.kind):
-                    raise race(other.side(), access.side(), access.position)
+                    raise race(other.side(), access.side(), access.position, access.side()[2])
         for (address, kind), access in self.now.items():
             self.before[address].setdefault(kind, access)
         self.now.clear()

@@ -372,3 +372,26 @@ def test_rows_of_several_types_are_no_value() -> None:
 
     with pytest.raises(weft.KernelTypeError, match="one side is a part of the tensor `x` and"):
         mixed(torch.zeros(3, 2), torch.zeros(3, 2, dtype=torch.int32), torch.empty(3))
+
+
+def unpacked(x, y, out):
+    for i in range(x.shape[0]):
+        a, b = x[i]
+        (c, d), e, f = y[i]
+        s = 0.0
+        for p, q in y[i]:
+            s += p * q
+        for k, (p, q) in enumerate(y[i]):
+            s += k * p - q
+        low, high = x[i] * 2
+        out[i] = a * 2 + b + c * d + e.sum() + f[1] + s + high - low
+
+
+def test_a_row_is_unpacked_into_names():
+    x, y = (torch.randn(n, dtype=torch.float64) for n in ((6, 2), (6, 3, 2)))
+    out = torch.zeros(2, 6, dtype=torch.float64)
+    unpacked(x, y, out[0])
+    weft.kernel(unpacked)(x, y, out[1])
+    torch.testing.assert_close(out[1], out[0])
+    with pytest.raises(weft.KernelAssertionError, match="unpacked into 2 names, and has another"):
+        weft.kernel(unpacked)(torch.randn(6, 3), y, out[1])

@@ -194,7 +194,7 @@ REFUSED = {
     "f = Frozen(x[i]); f.x = 1.0": "a member of `Frozen` cannot be assigned",
     "f = Pair(x[i], 1.0); f.a = 1.0": "a member of `Pair` cannot be assigned",
     "f = Scaled(x[i]) + 1": "this must be a scalar, and is a struct, Scaled(x)",
-    "d = {'a': 1.0}; out[i] = d.get('b', x[i])": "a struct, dict(a) has no attribute `get`",
+    "d = {'a': 1.0}; out[i] = d.pop('a')": "a struct, dict(a) has no attribute `pop`",
 }
 
 

@@ -34,6 +34,7 @@ from weft.frontend import (
     lists,
     named,
     overflow,
+    record_calls,
     records,
     row_calls,
     rows,
@@ -42,6 +43,7 @@ from weft.frontend import (
     statics,
     uncallable,
 )
+from weft.frontend.arguments import keywords, positional
 from weft.frontend.bits import BITS
 from weft.frontend.casts import (
     CASTING,
@@ -90,9 +92,11 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
     function = cx.expression(node.func)
 
     def bound(takes: tuple[str, ...] | None, text: str) -> list[Operand]:
-        given, by_name = _arguments(cx, node), _keywords(cx, node)
+        given, by_name = positional(cx, node), keywords(cx, node)
         return given if takes is None else signatures.bind(takes, text, given, by_name, span)
 
+    if (made := record_calls.call(cx, node, function)) is not None:
+        return made
     if isinstance(function, Method) and (own := named.method(function.receiver, function.name)):
         return _inlined(cx, node, Static(own), span, [function.receiver])
     if isinstance(function, Tup) and (own := named.special(function, "__call__")):
@@ -100,7 +104,7 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
     if isinstance(function, Method) and growing.has(function):
         return growing.method(cx, function, bound(None, ""), span)
     if isinstance(function, Method) and list_methods.has(function):
-        given, by_name = _arguments(cx, node), _keywords(cx, node)
+        given, by_name = positional(cx, node), keywords(cx, node)
         return list_methods.method(cx, function, given, by_name, span)
     if isinstance(function, Method) and row_calls.has(function):
         return row_calls.method(cx, node, function, bound)
@@ -122,7 +126,7 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
         )
     written = target = function.value
     if isinstance(target, LocalFunction):
-        return closures.call(cx, target, _arguments(cx, node), _keywords(cx, node), node)
+        return closures.call(cx, target, positional(cx, node), keywords(cx, node), node)
     if names.canonical(target) is None:
         target = function_table.stands_for(target)
         function = function if target is written else Static(target)
@@ -136,7 +140,7 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
     if isinstance(target, (VectorType, MatrixType)):
         return vector_type(cx, target, bound(("x -", "*"), ast.unparse(node.func)), span)
     if records.makes_records(target):
-        return records.make(cx, target, _arguments(cx, node), _keywords(cx, node), span)
+        return records.make(cx, target, positional(cx, node), keywords(cx, node), span)
     name = names.canonical(target)
     if name in ("sum", "min", "max", "any", "all"):
         found = comprehensions.of_generator(cx, name, node)
@@ -163,36 +167,6 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
     if name in FUNCTIONS and any(map(is_complex, given)):
         return complex_calls.of_complex(cx, name, text, given, span)
     return handler(cx, node, given)
-
-
-def _arguments(cx: Lowering, node: ast.Call) -> list[Operand]:
-    arguments: list[Operand] = []
-    for a in node.args:
-        if isinstance(a, ast.Starred):
-            value = cx.expression(a.value)
-            items = static_items(value)
-            if items is None:
-                raise KernelTypeError(f"{describe(value)} cannot be spread with `*`", cx.span(a),
-                                      help="spread a tuple or a vector")  # fmt: skip
-            arguments += items
-        else:
-            arguments.append(cx.expression(a))
-    return arguments
-
-
-def _keywords(cx: Lowering, node: ast.Call) -> dict[str, Operand]:
-    named: dict[str, Operand] = {}
-    for keyword in node.keywords:
-        if keyword.arg is None:
-            value = cx.expression(keyword.value)
-            if isinstance(value, Static) and isinstance(value.value, Keywords):
-                named |= value.value  # a decorator hands on what it was given
-                continue
-            raise KernelSyntaxError(
-                "`**` cannot be compiled", cx.span(keyword), help="write the arguments one by one"
-            )
-        named[keyword.arg] = cx.expression(keyword.value)
-    return named
 
 
 def _held(made: Static, name: str, place: int | str) -> Static:
@@ -227,7 +201,7 @@ def _inlined(
     cx: Lowering, node: ast.Call, function: Static, span: Span, receiver: Sequence[Operand] = ()
 ) -> Operand:
     target: Any = function.value
-    arguments = _arguments(cx, node)
+    arguments = positional(cx, node)
     if (
         any(target is f for f in _OF_CONSTANTS)
         and arguments
@@ -248,7 +222,7 @@ def _inlined(
         name = names.canonical(target)
         if name in HANDLERS and name not in INLINED and not isinstance(target, functools.partial):
             text = ast.unparse(node.func)
-            given = [*receiver, *arguments], named | _keywords(cx, node)
+            given = [*receiver, *arguments], named | keywords(cx, node)
             return HANDLERS[name](
                 cx, node, signatures.bind(signatures.FUNCTIONS[name], text, *given, span)
             )
@@ -278,7 +252,7 @@ def _inlined(
             read += ["__defaults__", "__kwdefaults__"]
         cx.guards += [Guard(target, name, getattr(target, name)) for name in read]
     arguments = [*receiver, *arguments]
-    named |= _keywords(cx, node)
+    named |= keywords(cx, node)
     signature = inspect.signature(target, follow_wrapped=False)
     try:
         bound = signature.bind(*arguments, **named)

@@ -45,6 +45,8 @@ def compare(cx: Lowering, node: ast.Compare) -> Operand:
         raise KernelTypeError("a chain of comparisons of rows", span,
                               help="write (a < x) & (x < b)")  # fmt: skip
     for op, right_node in zip(node.ops, node.comparators, strict=True):
+        if isinstance(right_node, ast.Set) and isinstance(op, ast.In | ast.NotIn):
+            right_node = ast.copy_location(ast.Tuple(right_node.elts, ast.Load()), right_node)
         right = cx.expression(right_node)
         result = aggregates.both(cx, result, _comparison(cx, op, left, right, span), span)
         left = right

@@ -42,6 +42,9 @@ class _Given(ast.expr):
 EXPRESSIONS[_Given] = lambda cx, node: node.operand
 
 
+OF_DICTS = ("items", "values", "keys", "get", "copy")  # methods
+
+
 def is_record(x: Any) -> bool:
     """Whether ``x`` is a tuple with named items."""
     return isinstance(x, Tup) and bool(x.names)
@@ -52,7 +55,7 @@ def member(cx: Lowering, x: Tup, name: str, span: Span) -> Operand | None:
     where there is none."""
     if name in x.names and x.struct is not dict:
         return x.items[x.names.index(name)]
-    if method(x, name) is not None:
+    if method(x, name) is not None or (x.struct is dict and name in OF_DICTS):
         return Method(x, name)
     found = inspect.getattr_static(x.struct, name, None) if _has_class(x) else None
     if isinstance(found, property) and isinstance(found.fget, types.FunctionType):

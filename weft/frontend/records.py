@@ -121,6 +121,7 @@ def dictionary(cx: Lowering, node: ast.Dict) -> Tup:
     """``{"a": x, "b": y}``: a value with items by constant keys."""
     items: list[Operand] = []
     names: list[str] = []
+    span = cx.span(node)
     for key, value in zip(node.keys, node.values, strict=True):
         name = cx.expression(key) if key is not None else None
         if not isinstance(name, Static) or not isinstance(name.value, str) or name.value in names:
@@ -128,7 +129,7 @@ def dictionary(cx: Lowering, node: ast.Dict) -> Tup:
                                   cx.span(node), help="use a tensor, or a struct")  # fmt: skip
         names.append(name.value)
         items.append(cx.expression(value))
-    return Tup(items, tuple(names), dict)
+    return Tup(items, tuple(names), dict, frozenset({(cx.frame.path, span.line, span.column)}))
 
 
 def _named(x: Operand) -> Operand:
@@ -312,10 +313,11 @@ def store(cx: Lowering, target: ast.Attribute | ast.Subscript, x: Operand, span:
     while isinstance(root, ast.Attribute | ast.Subscript):
         root = root.value
     item = isinstance(target, ast.Subscript) and target.value is root  # of a plain vector
-    if not isinstance(root, ast.Name) or item:
+    if not isinstance(root, ast.Name):
         return False
     known = cx.frame.env.get(root.id)
-    if not (is_record(known) or isinstance(known, Static)):
+    item = item and not (isinstance(known, Tup) and known.struct is dict)
+    if item or not (is_record(known) or isinstance(known, Static)):
         return False
     base = cx.expression(target.value)
     if not isinstance(base, Static | Tup | Vec):  # a tensor that an object has
@@ -335,6 +337,17 @@ def store(cx: Lowering, target: ast.Attribute | ast.Subscript, x: Operand, span:
             x = convert(cx, kinds[target.attr], x, span)
         items = list(record.items)
         items[record.names.index(target.attr)] = x
+        cx.bind(_target(target.value), replace(record, items=items), span)
+        return True
+    if record is not None and record.struct is dict and isinstance(target, ast.Subscript):
+        key = constant_value(cx.expression(target.slice))
+        if key not in record.names:
+            raise KernelTypeError(
+                f"an item of a dict of {', '.join(map(repr, record.names))} is assigned by another "
+                "key", span, help="make the dict with all of its keys, which are constants",
+            )  # fmt: skip
+        items = list(record.items)
+        items[record.names.index(key)] = x
         cx.bind(_target(target.value), replace(record, items=items), span)
         return True
     if isinstance(base, Vec):
@@ -413,6 +426,8 @@ def check_changed(
 
 
 def _named_anew(x: Tup) -> str:
+    if x.struct is dict:
+        return "{" + ", ".join(f'"{name}": a["{name}"]' for name in x.names) + "}"
     return f"{x.struct.__name__}({', '.join(f'a.{name}' for name in x.names)})"
 
 

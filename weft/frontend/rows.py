@@ -203,6 +203,16 @@ def item(cx: Lowering, row: Row, k: Index) -> Row:
     return computed(cx, row.extents[1:], lambda place: row.at([k, *place]), [(row, False)])
 
 
+def unpacked(cx: Lowering, row: Row, count: int, span: Span) -> Tup:
+    """The items of a row, which has to have so many."""
+    what = f"a row is unpacked into {count} name{'s' * (count != 1)}, and has another length"
+    require_same(cx, row.extents[0], Static(count), what, span)
+    places: list[Index] = [Static(k) for k in range(count)]
+    if len(row.extents) == 1:
+        return Tup([row.at([k]) for k in places])
+    return Tup([item(cx, row, k) for k in places])
+
+
 # --- shapes -------------------------------------------------------------------------------------
 def require_same(cx: Lowering, a: Index, b: Index, what: str, span: Span) -> None:
     """Has two sizes compared: now if both are known, else once a call."""

@@ -284,6 +284,9 @@ def _store(cx: Lowering, part: Part | Row, operand: Operand, at: Span, span: Spa
 def bind_items(cx: Lowering, target: ast.Tuple | ast.List, operand: Operand, span: Span) -> None:
     """``a, *b = operand``: a name with a star takes as many items as are left, as a tuple."""
     stars = [k for k, e in enumerate(target.elts) if isinstance(e, ast.Starred)]
+    row = rows.of(cx, operand)
+    if row is not None and not stars:
+        operand = rows.unpacked(cx, row, len(target.elts), span)
     if not stars:
         items = aggregates.unpack(operand, len(target.elts), span)
         for element, item in zip(target.elts, items, strict=True):

@@ -1,0 +1,152 @@
+"""Objects and dicts made of others, and what dicts have, in a device loop."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import weft
+
+
+@dataclasses.dataclass
+class Point:
+    x: float
+    y: float
+
+
+@dataclasses.dataclass
+class Copied(Point):
+    def __copy__(self):
+        return self
+
+
+class Ray(NamedTuple):
+    o: float
+    d: float
+
+
+def replaced(x, out):
+    for i in range(out.shape[0]):
+        p = Point(x[i] * 2, 1.0)
+        q = dataclasses.replace(p, y=x[i] + 1)
+        r = copy.copy(q)
+        r.y = 5.0
+        q.x = 7.0
+        s = Ray(p.x, 2.0)._replace(d=3.0)
+        o, d = s
+        out[i] = p.x + q.x + 10 * q.y + 100 * r.y + o * d + r.x
+
+
+def of_dicts(x, out):
+    for i in range(out.shape[0]):
+        d = {"a": x[i] * 2, "b": 2.0, "inner": {"c": 1.0}}
+        e = d.copy()
+        d["a"] = d["a"] + 1
+        if x[i] > 0:
+            d["b"] += 1
+        d["inner"]["c"] = 4.0
+        for key, value in e.items():
+            if key != "inner":
+                out[i] += value
+        flat = {"p": d["a"], "q": d["b"]}
+        out[i] += sum(flat.values()) + flat.get("q", 0.0) * flat.get("r", 10.0)
+        for key in flat.keys():  # noqa: SIM118
+            out[i] += flat[key]
+        out[i] += d["inner"]["c"]
+
+
+def halved(d):
+    d["a"] = d["a"] / 2
+
+
+def given(x, out):
+    for i in range(out.shape[0]):
+        d = {"a": x[i] * 2}
+        halved(d)
+        out[i] = d["a"] + (10.0 if i in {1, 3} else 20.0) + (i not in {0, 1})
+
+
+@pytest.mark.parametrize("plain", [replaced, given], ids=lambda f: f.__name__)
+def test_as_in_python(plain: Callable[..., None]) -> None:
+    x, out = torch.randn(5, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
+    expected = out.clone()
+    plain(x, expected)
+    for call in (weft.kernel(plain), weft.kernel(plain).interpret):
+        found = out.clone()
+        call(x, found)
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_copy_of_a_dict_has_the_same_dicts_in_it() -> None:
+    with pytest.raises(weft.KernelTypeError, match="changed by the name `d` may be `e`, too"):
+        weft.kernel(of_dicts)(torch.randn(5), torch.zeros(5))
+
+
+def flat_dicts(x, out):
+    for i in range(out.shape[0]):
+        d = {"a": x[i] * 2, "b": 2.0}
+        e = d.copy()
+        d["a"] = d["a"] + 1
+        if x[i] > 0:
+            d["b"] += 1
+        for _, value in e.items():
+            out[i] += value
+        out[i] += sum(d.values()) + d.get("b", 0.0) * d.get("r", 10.0)
+        for key in d.keys():  # noqa: SIM118
+            out[i] += d[key]
+
+
+def test_methods_and_items_of_dicts() -> None:
+    test_as_in_python(flat_dicts)
+
+
+def new_key(x):
+    for i in range(1):
+        d = {"a": 1.0}
+        d["b"] = 2.0
+        x[i] = d["a"]
+
+
+def two_names(x):
+    for i in range(1):
+        d = {"a": 1.0}
+        e = d
+        e["a"] = 2.0
+        x[i] = d["a"]
+
+
+def no_member(x):
+    for i in range(1):
+        x[i] = dataclasses.replace(Point(1.0, 2.0), z=1.0).x
+
+
+def own_copy(x):
+    for i in range(1):
+        x[i] = copy.copy(Copied(1.0, 2.0)).x
+
+
+def get_of_three(x):
+    for i in range(1):
+        d = {"a": 1.0}
+        x[i] = d.get(i, 2.0)
+
+
+REFUSED = {
+    new_key: "an item of a dict of 'a' is assigned by another key",
+    two_names: "what is changed by the name `e` may be `d`, too",
+    no_member: "`z` is none of the members x, y",
+    own_copy: "`copy.copy` of `Copied`, which makes its objects in a way of its own",
+    get_of_three: "`.get` of a dict in a device loop takes other arguments",
+}
+
+
+@pytest.mark.parametrize("plain", REFUSED, ids=lambda f: f.__name__)
+def test_what_cannot_be_is_refused(plain: Callable[..., None]) -> None:
+    with pytest.raises(weft.KernelTypeError, match="help: ") as caught:
+        weft.kernel(plain)(torch.zeros(1))
+    assert REFUSED[plain] in str(caught.value)

@@ -86,7 +86,15 @@ def looked_up(x, out):
         out[i] = TABLE[i % 2][i % 3] * x[i] + row[1] + w[i % 2][(i + 1) % 2]
 
 
-ALL = [added, written, by_name, gone_over, deeper, swapped, handed, looked_up]
+def of_integers(x, out):
+    for i in range(out.shape[0]):
+        t, a = [[0] * 2 for _ in range(2)], [0] * 3
+        t[i % 2][0] += x[i]  # floats, from the start on
+        a[i % 3] -= 0.5
+        out[i] = t[0][0] + 2 * t[1][0] + a[0]
+
+
+ALL = [of_integers, added, written, by_name, gone_over, deeper, swapped, handed, looked_up]
 
 
 @pytest.mark.parametrize("plain", ALL, ids=lambda f: f.__name__)

@@ -19,6 +19,7 @@ from tests.fuzz import (
     rows,
     scans,
     structs,
+    tables,
     unsigned,
     windows,
 )
@@ -125,6 +126,13 @@ def test_random_kernels_of_floats_of_eight_bits(part: int, seed: int) -> None:
 @pytest.mark.sampled(5)
 def test_random_kernels_of_structs(part: int, seed: int) -> None:
     structs.check(Random(seed))
+
+
+@settings(drawing, max_examples=-(-COUNT // (5 * PARTS)))
+@given(seed=st.integers(0, 1 << 40))
+@pytest.mark.sampled(5)
+def test_random_kernels_of_lists_of_lists_and_objects(part: int, seed: int) -> None:
+    tables.check(Random(seed))
 
 
 @settings(drawing, max_examples=-(-COUNT // (10 * PARTS)))  # each is compiled several times

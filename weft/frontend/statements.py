@@ -203,7 +203,8 @@ def _accumulate_one(
     value = cx.read_scalar(operand, span)
     elements.check_fits(tensor, value, span)
     lists.check_stored(cx, tensor, value, span)
-    if is_int(tensor.dtype) and is_float(promote("bool", dtype_of(value) or "bool")):
+    floats = is_float(promote("bool", dtype_of(value) or "bool"))
+    if is_int(tensor.dtype) and floats and not tensor.key:  # a list has floats from the start
         raise KernelTypeError(
             f"`{tensor.name}` holds {tensor.dtype} and a float is accumulated into it", span,
             help="convert with int(...), or make the tensor a float one",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -475,3 +476,54 @@ def test_who_reads_behind_the_loops_waits(name: str, monkeypatch: pytest.MonkeyP
     kernel, *args = CALLS[name](34)
     same(kernel, *args)
     assert only(EmulatedCall.seen[-1], KeepRow)
+
+
+@weft.kernel
+def enlarged(x: torch.Tensor) -> torch.Tensor:
+    height, width = x.shape
+    out = x.new_empty(2 * height, 2 * width)
+    for i in range(2 * height):
+        for j in range(2 * width):
+            out[i, j] = x[i // 2, j // 2]
+    return out
+
+
+@weft.kernel
+def group_norm(x: torch.Tensor, w: torch.Tensor, groups: int) -> torch.Tensor:
+    n, channels, length = x.shape
+    size = channels // groups
+    out = torch.empty_like(x)
+    for b in range(n):
+        for g in range(groups):
+            s = 0.0
+            for c in range(size):
+                for k in range(length):
+                    s += x[b, g * size + c, k] ** 2
+            scale = 1.0 / math.sqrt(s / (size * length) + 1e-5)
+            for c in range(size):
+                for k in range(length):
+                    out[b, g * size + c, k] = x[b, g * size + c, k] * scale * w[g * size + c]
+    return out
+
+
+def taken(table: str, loop: str) -> str:
+    """The schedule that ``table`` says a call of ``loop`` takes."""
+    lines = table[table.index(loop) :].splitlines()
+    return next(line for line in lines if line.startswith("> "))
+
+
+def test_a_thread_alone_has_sums_of_few_elements() -> None:
+    """Each element of x came to two by two; groups of threads for two turns took 8 times as long
+    (.445 ms of a gradient's 32 x 64 x 56 x 56 on an H200, where .054 are needed)."""
+    x = torch.empty(56, 56, device="meta")
+    table = str(enlarged.backward.schedules(x, device="cuda"))
+    assert "cooperate" not in taken(table, "enlarged_0_adjoint_d_x")
+
+
+def test_threads_share_the_loop_that_goes_along_memory_most_often() -> None:
+    """Along k, not g, which only what is kept of a group goes along: once for all of k."""
+    x, w = torch.empty(8, 256, 4096, device="meta"), torch.empty(256, device="meta")
+    table = str(group_norm.backward.schedules(x, w, 32, device="cuda"))
+    assert re.search(
+        r"(cooperate|split_reduction)\(\(k\)", taken(table, "group_norm_0_adjoint_d_w")
+    )

@@ -27,6 +27,7 @@ from weft.schedule.recurrences import Recurrences, recurrences
 from weft.schedule.variation import Variation
 from weft.values import mutable
 
+SHORT = 8  # turns, fewer than the threads of the smallest group
 _REFUSED = {"memref.atomic_cas", "weft.assert", "weft.bounds", "weft.check_race", "weft.print"}
 
 
@@ -131,6 +132,8 @@ def find(function: Function, parallel: Op, fastest: int) -> Team | None:
         return None
     search = _Search(function, True)
     if not search.uniform(body) or not search.team.loops:
+        return None
+    if all(map(search.is_short, search.team.loops)):
         return None
     search.order(body)
     search.climb(body)
@@ -321,10 +324,25 @@ class _Search:
     # -- whether it pays
 
     def along(self, loop: Op) -> bool:
-        """Whether members would access neighbours somewhere in ``loop``."""
+        """Whether members would access neighbours somewhere in ``loop``, at each turn of all that
+        is inside it: what an inner loop asks for again and again counts less than what it goes
+        along."""
         iv = For(loop).index
         near = (self.found[op] for op in walk(loop.body) if op in self.found)
-        return any(_neighbours(access, iv) for access in near)
+        return any(_neighbours(access, iv) and not _repeated(access, iv) for access in near)
+
+    def is_short(self, loop: Op) -> bool:
+        """Whether ``loop`` is known to have so few turns that a thread alone does them as well: the
+        elements of a gradient that one element came to."""
+        iv = For(loop).index
+        loops = (each for op in walk(loop.body) if op in self.found
+                 for each in self.found[op].loops if each.iv is iv)  # fmt: skip
+        bounds = next(loops, None)
+        if bounds is None or bounds.lower is None or bounds.upper is None:
+            return False
+        turns = (high - low for low in _arms(bounds.lower, "max")
+                 for high in _arms(bounds.upper, "min"))  # fmt: skip
+        return any((most := each.constant) is not None and most < SHORT for each in turns)
 
     def gain(self, fastest: Value) -> int:
         """Accesses that members do as neighbours and threads of their own do not, less those where
@@ -392,6 +410,23 @@ def _neighbours(access: Access, iv: Value) -> bool:
         return False
     in_row = not any(p is not None and p.mentions(iv) for p in access.subscripts[:-1])
     return access.stride(iv) in (1, -1) and in_row
+
+
+def _repeated(access: Access, iv: Value) -> bool:
+    """Whether a loop inside that over ``iv`` accesses one element at all of its turns."""
+    serial = list(access.serial)
+    return any(not any(inner in leaves for leaves in _all(access))
+               for inner in serial[serial.index(iv) + 1 :])  # fmt: skip
+
+
+def _arms(poly: Poly, kind: str) -> Iterator[Poly]:
+    """``poly``, and what it is not beyond: where it adds the least or greatest (``kind``) of two
+    expressions, with either of them."""
+    yield poly
+    for pick in poly.atoms():
+        if isinstance(pick, Pick) and pick.kind == kind and poly.coefficient(pick).constant == 1:
+            for arm in (pick.left, pick.right):
+                yield from _arms(poly + (arm - atom(pick)), kind)
 
 
 def _apart(access: Access, iv: Value, fastest: Value, same: bool) -> bool:

@@ -73,7 +73,32 @@ def of_members(x, out):
         out[i] = o.p.x + 10 * o.p.y + q.y
 
 
-@pytest.mark.parametrize("plain", [of_a_function, of_methods, of_members], ids=lambda f: f.__name__)
+@dataclass
+class Counter:
+    s: int
+
+    def next(self):
+        self.s = (self.s * 5 + 3) % 1000
+        return self.s
+
+
+def in_order(x, out):
+    for i in range(out.shape[0]):
+        r = Counter(i)
+        match r.next() % 3:
+            case 0:
+                out[i] = r.next() % 10
+            case 1:
+                out[i] = -(r.next() % 10)
+            case _:
+                r.s = 5
+        drawn = [r.next() % 10 for _ in range(3)]
+        out[i] += r.s % 100 + drawn[0] * r.next() + drawn[2]
+
+
+@pytest.mark.parametrize(
+    "plain", [of_a_function, of_methods, of_members, in_order], ids=lambda f: f.__name__
+)
 def test_an_object_of_python_is_the_callers(plain: Callable[..., None]) -> None:
     x, out = torch.randn(7, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
     expected = out.clone()
@@ -157,7 +182,52 @@ def to_a_func(x: torch.Tensor) -> None:
         x[i] = put_func(p, 3.0) + p.x
 
 
+def in_a_condition(x: torch.Tensor) -> None:
+    for i in range(1):
+        r = Counter(i)
+        x[i] = (r.next() if x[i] > 0 else 1) + r.s
+
+
+def in_a_test(x: torch.Tensor) -> None:
+    for i in range(1):
+        r = Counter(i)
+        while r.next() % 7 != 0:
+            x[i] += 1
+        x[i] += r.s
+
+
+def in_a_generator(x: torch.Tensor) -> None:
+    for i in range(1):
+        r = Counter(i)
+        x[i] = sum(r.next() for _ in range(4)) + r.s
+
+
+def in_a_lambda(x: torch.Tensor) -> None:
+    for i in range(1):
+        r = Counter(i)
+        f = lambda: r.next()  # noqa: B023, E731
+        x[i] = f() + r.s
+
+
+@ti.func
+def counted(s: ti.template()):
+    s += 1
+    return s
+
+
+def template_in_a_condition(x: torch.Tensor) -> None:
+    for i in range(1):
+        s = i
+        x[i] = (counted(s) if x[i] > 0 else 1) + s
+
+
+_PART = "where only part of a statement may run"
 REFUSED = {
+    in_a_condition: _PART,
+    in_a_test: _PART,
+    in_a_generator: _PART,
+    in_a_lambda: "`next` changes `r`, which is no variable here",
+    template_in_a_condition: _PART,
     two_names: "what is changed by the name `q` may be `p`, too",
     in_a_tuple: "what is changed by the name `p` may be `both`, too",
     returned: "what is changed by the name `q` may be `p`, too",

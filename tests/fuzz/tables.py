@@ -118,7 +118,8 @@ class Draw:
     def text(self) -> str:
         zero = self.pick("0", "0.0", "x[i] * 0.25")
         head = [
-            f"t = [[{zero}] * 4 for _ in range(3)]", "c = [[[0.0] * 2 for _ in range(2)], [[1.0, x[i] * 2], [i, 2.0]]]",
+            f"t = [[{zero}] * 4 for _ in range(3)]",
+            "c = [[[0.0] * 2 for _ in range(2)], [[1.0, x[i] * 2], [i, 2.0]]]",
             "W = [[1.0, -0.5, 0.25], [2.0, 0.0, 0.5]]", "p, q = P(x[i] * 2, 1.0), P(0.5, -1.0)",
             "d = {'u': x[i] * 0.5, 'v': 1.0}", "s, k = 0.25, m[i] % 4", "t[0][0] = 0.0",
             "c[0][0][0] = 0.0", f"row = t[{self.whole()} % 3]", "row[1] = 0.5",
@@ -127,7 +128,8 @@ class Draw:
         tail = [
             "for r in range(3):", "    for w in range(4):", "        out[i, r * 4 + w] = t[r][w]",
             "out[i, 12] = p.a + 2 * p.b", "out[i, 13] = q.a + 2 * q.b",
-            "out[i, 14] = d['u'] + 2 * d['v'] + s", "out[i, 15] = c[0][1][0] + c[1][0][1] + c[1][1][1]",
+            "out[i, 14] = d['u'] + 2 * d['v'] + s",
+            "out[i, 15] = c[0][1][0] + c[1][0][1] + c[1][1][1]",
         ]  # fmt: skip
         lines = "\n".join(f"        {line}" for line in [*head, *body, *tail])
         return f"{TYPES}def kernel(x, m, out):\n    for i in range(x.shape[0]):\n{lines}\n"

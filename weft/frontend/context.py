@@ -45,7 +45,7 @@ from weft.frontend.specs import Spec
 from weft.frontend.split import Region, RegionArg
 from weft.ir import types as ir
 from weft.ir.builder import Builder
-from weft.ir.core import Op, Value
+from weft.ir.core import Block, Op, Value
 from weft.ir.views import constant_of
 from weft.source import FunctionSource
 from weft.values import mutable
@@ -67,6 +67,7 @@ class Lowering:
     widened: bool = False
     discarded: ast.expr | None = None  # the statement that is lowered, if it is an expression
     inlined: int = 0  # calls so far
+    where: Block | None = None  # the block that the statement which is lowered begins in
     printed: list[str] = field(default_factory=list)  # by ``static_print``
     stream: Any = None  # of random numbers (see ``draws.Stream``); None outside of iterations
     draws: dict[Op, tuple[Value, int]] = field(default_factory=dict)  # see ``draws.number``
@@ -186,7 +187,9 @@ class Lowering:
         return result
 
     def block(self, statements: Sequence[ast.stmt]) -> None:
+        outer = self.where
         for node in statements:
+            self.where = self.builder.block
             self.builder.span = self.span(node)
             handler = STATEMENTS.get(type(node))
             if handler is None:
@@ -194,6 +197,7 @@ class Lowering:
                 message, help = refused.STATEMENTS.get(type(node), unknown)
                 raise KernelSyntaxError(message, self.span(node), help)
             handler(self, node)
+        self.where = outer
 
     def bind(self, target: ast.expr, operand: Operand, span: Span) -> None:
         """Assigns ``operand`` to an assignment's or a loop's target."""

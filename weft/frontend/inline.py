@@ -8,6 +8,7 @@ call.
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from typing import Any
 
 from weft.errors import CompileError, KernelSyntaxError, KernelTypeError, KernelValueError, Span
@@ -90,12 +91,7 @@ def inline(
         cx.frame = outer
     targets: list[ast.expr] = []
     for name in sorted(changed):
-        place = places.get(name)
-        if place is None or not isinstance(place, ast.Name | ast.Attribute | ast.Subscript):
-            raise KernelTypeError(
-                f"`{source.name}` changes `{name}`, which has no name here", span,
-                help="give the object a name before the call",
-            )  # fmt: skip
+        place = _named(cx, source.name, name, places.get(name), span)
         target = _target(cx, source.name, name, place, arguments[name], span)
         records.check_changed(cx, root_name(target) or "", arguments[name], arguments[name], span)
         cx.bind(target, after[name], span)
@@ -110,8 +106,37 @@ def inline(
                 )  # fmt: skip
             cx.bind(target, after[name], span)
             targets.append(target)
+    _check_whole(cx, source.name, targets, span)
     _note(cx, node, targets)
     return value
+
+
+def _named(
+    cx: Lowering, function: str, name: str, place: ast.expr | None, span: Span
+) -> ast.expr:  # fmt: skip
+    """``place``, which an object that ``function`` changes was passed by, if it is a variable."""
+    if place is None or not isinstance(place, ast.Name | ast.Attribute | ast.Subscript):
+        raise KernelTypeError(
+            f"`{function}` changes `{name}`, which has no name here", span,
+            help="give the object a name before the call",
+        )  # fmt: skip
+    held = {n.id for n in ast.walk(place) if isinstance(n, ast.Name)}
+    if not held & {*cx.frame.env}:
+        raise KernelTypeError(
+            f"`{function}` changes `{ast.unparse(place)}`, which is no variable here", span,
+            help="pass the object to the function that changes it",
+        )  # fmt: skip
+    return place
+
+
+def _check_whole(cx: Lowering, function: str, targets: Sequence[ast.expr], span: Span) -> None:
+    """Refuses a change in a part of a statement that need not run, or runs several times."""
+    if targets and cx.builder.block is not cx.where:
+        raise KernelTypeError(
+            f"`{function}` changes `{ast.unparse(targets[0])}` where only part of a statement "
+            "may run, or runs several times", span,
+            help="call it in a statement of its own, before the condition, or in a loop",
+        )  # fmt: skip
 
 
 def _is_own(function: Any) -> bool:

@@ -20,11 +20,17 @@ def without_match(body: list[ast.stmt], read_after: Iterable[str] = ()) -> list[
     """
     if not any(isinstance(n, ast.Match) for statement in body for n in ast.walk(statement)):
         return body
-    visitor = _Matching({*read_after, *_read_elsewhere(body, frozenset())})
+    names = {*read_after, *_read_elsewhere(body, frozenset())}
+    key = names, [id(statement) for statement in body]
+    known = getattr(body[0], "weft_without_match", None)
+    if known is not None and known[0] == key:
+        return known[1]  # what lowering has noted on its nodes stays there
+    visitor = _Matching(names)
     result: list[ast.stmt] = []
     for statement in body:
         made = visitor.visit(copy.deepcopy(statement))
         result += made if isinstance(made, list) else [made]
+    body[0].weft_without_match = key, result  # type: ignore[attr-defined]
     return result
 
 

@@ -18,6 +18,7 @@ import torch
 from typer.testing import CliRunner
 
 import weft
+from weft.pytorch.namespace import announced
 from weft.runtime import cpu
 from weft.runtime.balance import Balance
 from weft.runtime.jitdump import Jitdump, line_table
@@ -101,6 +102,14 @@ def test_the_trace_says_where_kernels_are(found: tuple[Any, Path]) -> None:
     assert all(e["args"]["source"] == f"{__file__}:{LINE}" for e in mine)
     assert mine[0]["args"]["Input Dims"] == [[6, 17], []]
     assert sum(e.get("name") == "step" and e["ph"] == "X" for e in told) == 3
+
+
+def test_kernels_whose_construction_is_not_over_are_no_kernels_yet() -> None:
+    """Dynamo makes such objects, and a thread may be at it."""
+    bare = object.__new__(weft.Kernel)
+    found = weft.profile(lambda: decayed(torch.rand(2, 3), 0.5), warmup=0, steps=1)
+    assert bare not in [kernel for kernel in announced() if type(kernel) is weft.Kernel]
+    assert found.of("decayed")[0].where == f"test_profile.py:{LINE}"
 
 
 def test_a_trace_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:

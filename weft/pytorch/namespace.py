@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch._ops import _OpNamespace
@@ -192,6 +191,7 @@ class Namespace:
     """The kernels and the operators of one namespace."""
 
     RECENT = 32
+    every: ClassVar[dict[str, Namespace]] = {}  # by their names
 
     def __init__(self, namespace: str) -> None:
         if not namespace.isascii():
@@ -351,6 +351,14 @@ def _is_taken(qualified: str) -> bool:
     return True
 
 
-@functools.cache
 def namespace_of(name: str) -> Namespace:
-    return Namespace(name)
+    found = Namespace.every.get(name)
+    return Namespace.every.setdefault(name, Namespace(name)) if found is None else found
+
+
+def announced() -> list[KernelLike]:
+    """Every kernel of this process that is still there, of all namespaces."""
+    spaces = list(Namespace.every.values())
+    found = (kernel for space in spaces for named in list(space.kernels.values())
+             for kernel in list(named))  # fmt: skip
+    return list(dict.fromkeys(found))  # one whose name is not ASCII has two

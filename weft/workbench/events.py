@@ -4,7 +4,6 @@ and what each call has to move."""
 from __future__ import annotations
 
 import bisect
-import gc
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ from weft.codegen.emit import symbol_of
 from weft.errors import WeftError, first_line
 from weft.kernel import Kernel, kernel_inside
 from weft.pytorch.fake import hollow
+from weft.pytorch.namespace import announced
 from weft.pytorch.profiled import place
 from weft.runtime.launch import KernelLike
 from weft.values import frozen, mutable
@@ -90,7 +90,7 @@ class Notes:
 
     def costs(self) -> Costs:
         """What each call, and each loop of it and of its gradient, has to move."""
-        kernels = [k for k in gc.get_objects() if type(k) is Kernel]
+        kernels = [k for k in announced() if type(k) is Kernel]
         known = {name: (0, 0, place(k)) for k in kernels for name in _names(k)}
         found = Costs({}, known, {k.profiled_name: place(k) for k in kernels})
         for key, (kernel, args, kwargs) in self.calls.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import field, replace
 from functools import partial
@@ -207,7 +207,20 @@ class Stages:
     def __getitem__(self, stage: str) -> str:
         if stage not in self.texts and stage in self.others:
             self.texts[stage] = self.others[stage]()
+        if stage not in self.texts:
+            every = ", ".join(dict.fromkeys([*self.texts, *self.others]))
+            raise KeyError(f"`{self.name}` has no stage `{stage}`; there are: {every}")
         return self.texts[stage]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self.texts))
+
+    def __contains__(self, stage: object) -> bool:
+        return stage in self.texts or stage in self.others
+
+    def keys(self) -> list[str]:
+        """The stages' names, in order."""
+        return list(self.texts)
 
     def text(self, *stages: str) -> str:
         """The named stages (all if none is named) below each other, with headings."""

@@ -411,6 +411,14 @@ def test_inspect_shows_every_stage_and_leaves_the_arguments_alone():
     assert out.tolist() == [0.0] * 4
     assert "scf.parallel" in shown["ir"]
     assert "define" in shown.text("llvm")
+    assert list(shown)[:2] == ["source", "ir"]
+    assert "assembly" in shown
+    assert "wgsl" in shown  # made where it is asked for
+    assert dict(shown)["llvm"] == shown["llvm"]
+    with pytest.raises(
+        KeyError, match=r"`\w+_0` has no stage `sass`; there are: source, ir, index"
+    ):
+        shown["sass"]
 
 
 def test_many_threads_at_once():

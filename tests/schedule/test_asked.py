@@ -203,11 +203,15 @@ def test_a_loop_of_several_goes_by_its_number() -> None:
          "unroll_jam, vectorize, align, bind, block, block_dim, persist, cover, privatize, "
          "streaming_stores, cooperate, split_reduction, scan, prefetch, unroll, stage, keep_row, "
          "strip_mine, register_window, reverse, longest_first, shared_arrays, copy_ahead", ""),
-        ("cuda", "bind(i, w)", 0, "`bind(i, w)`: side is one of x, y, z", ""),
-        ("cuda", "unroll_jam(i, j)", 0, "`unroll_jam(i, j)`: copies is a number", ""),
-        ("cuda", "cooperate((1), 8)", 0, "`cooperate((1), 8)`: loops is names", ""),
+        ("cuda", "bind(i, w)", 0, "`bind(i, w)`: `w` is given for side, which is one of x, y, z",
+         "write bind(axis, side)"),
+        ("cuda", "unroll_jam(i, j)", 0,
+         "`unroll_jam(i, j)`: `j` is given for copies, which is a number", "write unroll_jam(axis, copies)"),
+        ("cuda", "cooperate((1), 8)", 0,
+         "`cooperate((1), 8)`: `(1)` is given for loops, which is names", "write cooperate(loops, threads)"),
         ("cuda", "vectorize(i, 4, divisible=1)", 0,
-         "`vectorize(i, 4, divisible=1)`: divisible is True or False", ""),
+         "`vectorize(i, 4, divisible=1)`: `1` is given for divisible, which is True or False",
+         "write vectorize(axis, width)"),
     ],
 )  # fmt: skip
 def test_what_is_asked_for_wrongly(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -26,8 +26,20 @@ class Inspection:
         return "\n\n".join(loop.text(*stages) for loop in self.loops)
 
     def __getitem__(self, stage: str) -> str:
-        """One stage of the first loop."""
+        """One stage of the first loop. Raises ``KeyError`` with the names that there are."""
+        if not self.loops:
+            raise KeyError(f"`{stage}`: the call launched no loop")
         return self.loops[0][stage]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __contains__(self, stage: object) -> bool:
+        return bool(self.loops) and stage in self.loops[0]
+
+    def keys(self) -> list[str]:
+        """The names of the first loop's stages, in order."""
+        return self.loops[0].keys() if self.loops else []
 
     def __str__(self) -> str:
         return self.text()

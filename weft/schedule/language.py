@@ -399,7 +399,10 @@ def _typed(text: str, kind: type[Any], field: str, value: Any) -> Any:
         wanted = {"int": "a number", "bool": "True or False"}.get(hint, "a name")
         if type(value).__name__ == hint:
             return value
-    raise ScheduleError(f"`{text}`: {field} is {wanted}")
+    form = f"{_name(kind)}({', '.join(f.name for f in fields(kind) if f.default is MISSING)})"
+    raise ScheduleError(
+        f"`{text}`: `{_word(value)}` is given for {field}, which is {wanted}", help=f"write {form}"
+    )
 
 
 def _value(word: str) -> Any:

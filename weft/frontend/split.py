@@ -32,7 +32,6 @@ from weft.frontend.names import (
     statement_lists,
     stored_into,
 )
-from weft.frontend.overwrites import Order
 from weft.frontend.parameters import Parameter, is_clamped, parameters
 from weft.lang.random import DRAWS, KEY, KEY_NAME, read_key
 from weft.source import FunctionSource, Span, recompiled
@@ -40,6 +39,7 @@ from weft.values import frozen, mutable
 
 if TYPE_CHECKING:
     from weft.frontend.members import Form
+    from weft.frontend.overwrites import Order
 
 STEP = "__weft_step__"  # the host function's check of a step that is computed
 LAUNCHERS = "__weft__"  # the host function's hidden first parameter: a tuple of launchers
@@ -236,6 +236,8 @@ class _Splitter:
                     source.span(source.tree), help="use another name for what is assigned",
                 )  # fmt: skip
         self.written, self.aliases = mutated(source.tree, self.scope, self.region_nodes)
+        from weft.frontend.overwrites import Order  # where a kernel is called
+
         self.order = Order(source.tree, self.scope, self.region_nodes)
 
     def tree(self) -> ast.FunctionDef:

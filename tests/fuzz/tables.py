@@ -87,6 +87,8 @@ class Draw:
             case 3:
                 a, b = self.place(), self.place()
                 return [f"{a}, {b} = {b}, {a}"]
+            case 4 if self.random.random() < 0.5:
+                return [self.pair()]
             case 4:
                 call = self.pick("put(p, {})", "p.grow({})", "s = q.both({})", "p.a = {}",
                                  "q.b += {}", "fill(t, i, {})")  # fmt: skip
@@ -111,6 +113,25 @@ class Draw:
                 self.loops -= 1
                 return [f"for {name} in range({self.whole()} % 3):", *body]
 
+    def pair(self) -> str:
+        """What is done with the list of tuples ``g``, which has three at least."""
+        a, b = self.number(1), self.whole()
+        return self.pick(
+            f"g.append(({a}, {b}))",
+            f"g.insert({b} % 3, ({a}, {b}))",
+            f"g[{b} % 3] = ({a}, {b})",
+            f"s += g[{b} % 3][0] * 0.25",
+            "g[0], g[-1] = g[-1], g[0]",
+            "g.sort()",
+            "g.reverse()",
+            "g.sort(key=lambda v: v[1])",
+            "s, k = max(g)",
+            "s, k = g[-1]",
+            "g += g[:1]",
+            "s += min(g, key=lambda v: v[0] * v[1])[0] if len(g) > 2 else 0",
+            f"s = sum(u * 0.125 for u, v in g if v > {b})",
+        )
+
     def block(self, depth: int) -> list[str]:
         lines = [line for _ in range(self.random.randint(1, 3)) for line in self.statement(depth)]
         return [f"    {line}" for line in lines]
@@ -121,7 +142,8 @@ class Draw:
             f"t = [[{zero}] * 4 for _ in range(3)]",
             "c = [[[0.0] * 2 for _ in range(2)], [[1.0, x[i] * 2], [i, 2.0]]]",
             "W = [[1.0, -0.5, 0.25], [2.0, 0.0, 0.5]]", "p, q = P(x[i] * 2, 1.0), P(0.5, -1.0)",
-            "d = {'u': x[i] * 0.5, 'v': 1.0}", "s, k = 0.25, m[i] % 4", "t[0][0] = 0.0",
+            "d = {'u': x[i] * 0.5, 'v': 1.0}", "s, k = 0.25, m[i] % 4",
+            "g = [(x[i], 1), (0.5, k), (s, 2)]", "t[0][0] = 0.0",
             "c[0][0][0] = 0.0", f"row = t[{self.whole()} % 3]", "row[1] = 0.5",
         ]  # fmt: skip
         body = [line for _ in range(self.random.randint(4, 9)) for line in self.statement()]
@@ -129,6 +151,7 @@ class Draw:
             "for r in range(3):", "    for w in range(4):", "        out[i, r * 4 + w] = t[r][w]",
             "out[i, 12] = p.a + 2 * p.b", "out[i, 13] = q.a + 2 * q.b",
             "out[i, 14] = d['u'] + 2 * d['v'] + s",
+            "if len(g) > 3:", "    g.pop()", "for u, v in g:", "    out[i, 14] += u * 0.5 + v",
             "out[i, 15] = c[0][1][0] + c[1][0][1] + c[1][1][1]",
         ]  # fmt: skip
         lines = "\n".join(f"        {line}" for line in [*head, *body, *tail])

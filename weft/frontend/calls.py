@@ -158,15 +158,24 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
             f"`{text}` cannot be called in a device loop", span, help="call it in the host part"
         )
     given = bound(signatures.FUNCTIONS[name], text)
-    if given and named.has_members(given[0]):
-        own = named.of_function(cx, name, given, span)
-        if own is not None:
-            return own
+    own = _of_no_numbers(cx, name, given, node)
+    if own is not None:
+        return own
     if any(map(rows.is_row, given)) and (name in FUNCTIONS or name in complex_calls.FUNCTIONS):
         return row_calls.elementwise(cx, node, name, given)
     if name in FUNCTIONS and any(map(is_complex, given)):
         return complex_calls.of_complex(cx, name, text, given, span)
     return handler(cx, node, given)
+
+
+def _of_no_numbers(
+    cx: Lowering, name: str, given: list[Operand], node: ast.Call
+) -> Operand | None:  # fmt: skip
+    """A call with lists and tuples, or with an object whose class says what it means."""
+    found = list_methods.extreme(cx, name, given, node) if name in ("min", "max") else None
+    if found is None and given and named.has_members(given[0]):
+        found = named.of_function(cx, name, given, cx.span(node))
+    return found
 
 
 def _held(made: Static, name: str, place: int | str) -> Static:

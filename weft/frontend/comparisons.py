@@ -34,6 +34,7 @@ from weft.frontend.kinds import (
 COMPARE: dict[type, str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
 }  # fmt: skip
+_STRICT = {"<": ast.Lt(), ">": ast.Gt()}
 _ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
@@ -96,6 +97,8 @@ def _comparison(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span
     pair = [named.compared(x) for x in structs] or [casts.static_items(x) for x in (left, right)]
     if symbol in ("==", "!=") and pair[0] is not None and pair[1] is not None:
         return _tuples(cx, symbol, pair[0], pair[1], span)
+    if isinstance(left, Tup) and isinstance(right, Tup) and left.in_order and right.in_order:
+        return _ordered(cx, symbol, left.items, right.items, span)
     for x, other in ((left, right), (right, left)):
         no_number = isinstance(x, Static) and dtype_of(x) is None
         text = no_number and isinstance(constant_value(x), str | None)
@@ -163,6 +166,19 @@ def _tuples(
         result = aggregates.both(cx, result, equal, span)
     assert isinstance(result, Static | Scalar)
     return result if symbol == "==" else cx.scalars.negation(result, span)
+
+
+def _ordered(
+    cx: Lowering, symbol: str, left: list[Operand], right: list[Operand], span: Span
+) -> Operand:
+    """``a < b`` of two tuples: the first items that differ decide, then the lengths."""
+    result: Operand = Static(_ORDERS[symbol](len(left), len(right)))
+    pairs = [*zip(left, right, strict=False)]
+    for a, b in reversed(pairs):
+        equal, before = (_comparison(cx, op, a, b, span) for op in (ast.Eq(), _STRICT[symbol[0]]))
+        result = aggregates.both(cx, equal, result, span)
+        result = expressions.binary(cx, "|", before, result, span)
+    return result
 
 
 def _static_compare(symbol: str, a: Any, b: Any, span: Span) -> Any:

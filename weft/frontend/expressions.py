@@ -16,6 +16,7 @@ from weft.frontend import (
     choices,
     complexes,
     elements,
+    growing,
     list_methods,
     lists,
     named,
@@ -36,6 +37,7 @@ from weft.frontend.kinds import (
     Static,
     Tensor,
     Tup,
+    TupleList,
     Varying,
     Vec,
     describe,
@@ -165,6 +167,8 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
         if name == "dtype":
             return Static(casts.dtype_object(x.dtype))
         return x if name == "real" else Method(x, name)
+    if isinstance(x, TupleList):
+        return Method(x, name)
     if isinstance(x, Tup) and (found := named.member(cx, x, name, span)) is not None:
         return found
     row = rows.of(cx, x)
@@ -263,8 +267,9 @@ def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
         base = elements.load(cx, base, span)
     if isinstance(base, Tensor) and base.backing and not _names_number(node, base):
         base = elements.vector_of(cx, base, span)
-    if isinstance(node.slice, ast.Slice) and list_methods.is_list(base):
-        return list_methods.part(cx, base, node.slice, span)
+    sliced_list = isinstance(node.slice, ast.Slice) and list_methods.is_list(base)
+    if sliced_list or isinstance(base, TupleList):
+        return list_methods.item(cx, base, node.slice, span)
     if slices.has_slice(node.slice):
         list_methods.refuse_nested(base, "a slice", span)
     if isinstance(base, Row) or slices.has_slice(node.slice):
@@ -428,8 +433,8 @@ def test(cx: Lowering, node: ast.expr) -> Static | Scalar:
     if isinstance(x, Vec):
         raise KernelTypeError("a vector is neither true nor false", span,
                               help="write .any() or .all() on it")  # fmt: skip
-    if isinstance(x, Tensor) and x.length is not None:  # as Python's lists
-        return Scalar(cx.scalars.truth(elements.extent(cx, x, 0), span), "bool")
+    if growing.is_growing(x):  # as Python's lists
+        return Scalar(cx.scalars.truth(growing.length(cx, x), span), "bool")
     if rows.is_row(x):
         raise KernelTypeError("a row is neither true nor false", span,
                               help="write .any() or .all() on it")  # fmt: skip

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from typing import TypeGuard
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import elements
+from weft.frontend import elements, tuple_lists
 from weft.frontend.casts import MOST_ELEMENTS, too_large
 from weft.frontend.context import Lowering
 from weft.frontend.kinds import (
@@ -21,6 +22,8 @@ from weft.frontend.kinds import (
     ScalarKind,
     Static,
     Tensor,
+    Tup,
+    TupleList,
     dtype_of,
 )
 from weft.ir import types as ir
@@ -59,10 +62,15 @@ def grown(node: ast.AST) -> set[str]:
 def of_items(
     cx: Lowering, name: str, items: Sequence[Operand], span: Span, dtype: str = "",
     room: int = ROOM,
-) -> Tensor:  # fmt: skip
+) -> Tensor | TupleList:  # fmt: skip
     """A list that holds ``items``. Without a ``dtype`` its elements have the join of the types of
     all that it ever holds."""
     key = () if dtype else (*cx.frame.path, f"{name}[]")
+    named = f"the list {name}" if name else "a local array"
+    if key and tuple_lists.holds_tuples(cx, key, items):
+        tuples = tuple_lists.make(cx, named, key, items, max(room, len(items), 1), span)
+        _set_length(cx, tuples, cx.builder.index(len(items)))
+        return tuples
     for item in items if key else ():
         _check_number(item, span)
         cx.widen_at(key, item, span)
@@ -71,8 +79,7 @@ def of_items(
     assert isinstance(kind, ScalarKind)
     memref = elements.local_memory(cx, (max(room, len(items), 1),), kind.dtype)
     cell = cx.builder.alloca(ir.i64, (1,))
-    made = Tensor(memref, kind.dtype, f"the list {name}" if name else "a local array", local=True,
-                  listed=True, key=key, length=cell)  # fmt: skip
+    made = Tensor(memref, kind.dtype, named, local=True, listed=True, key=key, length=cell)
     for k, item in enumerate(items):
         cx.store_element(memref, kind.dtype, [cx.builder.index(k)], item, span)
     _set_length(cx, made, cx.builder.index(len(items)))
@@ -88,6 +95,7 @@ def of_size(cx: Lowering, size: Operand, dtype: str, room: Operand, span: Span) 
     if most > MOST_ELEMENTS:
         raise too_large(most, span)
     made = of_items(cx, "", [], span, dtype, most)
+    assert isinstance(made, Tensor)
     count = cx.scalars.index(cx.read_scalar(size, span), span)
     b = cx.builder
     low, high = (b.op("arith.cmpi", count, b.index(k), predicate=p)
@@ -103,20 +111,44 @@ def of_size(cx: Lowering, size: Operand, dtype: str, room: Operand, span: Span) 
     return made
 
 
-def length(cx: Lowering, x: Tensor) -> Scalar:
-    found = elements.extent(cx, x, 0)
+def _first(x: Tensor | TupleList) -> Tensor:
+    """What has the length, and the room."""
+    return x.columns[0] if isinstance(x, TupleList) else x
+
+
+def length(cx: Lowering, x: Tensor | TupleList) -> Scalar:
+    found = elements.extent(cx, _first(x), 0)
     assert isinstance(found, Scalar)
     return found
 
 
-def _set_length(cx: Lowering, x: Tensor, count: Value) -> None:
-    assert x.length is not None
+def _set_length(cx: Lowering, x: Tensor | TupleList, count: Value) -> None:
+    cell = _first(x).length
+    assert cell is not None
     number = cx.builder.op("arith.index_cast", count, type=ir.i64)
-    cx.builder.store(number, x.length, [cx.builder.index(0)])
+    cx.builder.store(number, cell, [cx.builder.index(0)])
 
 
-def is_growing(x: object) -> bool:
-    return isinstance(x, Tensor) and x.length is not None
+def room_of(x: Tensor | TupleList) -> int:
+    """How many elements it may have; 0 where that is not known."""
+    return (_first(x).memref.memref.shape or (0,))[0]
+
+
+def is_growing(x: object) -> TypeGuard[Tensor | TupleList]:
+    return isinstance(x, TupleList) or (isinstance(x, Tensor) and x.length is not None)
+
+
+def _load(cx: Lowering, x: Tensor | TupleList, place: Value, span: Span) -> Operand:
+    if isinstance(x, TupleList):
+        return tuple_lists.load(cx, x, place, span)
+    return cx.load_element(x, [place], span)
+
+
+def _store(cx: Lowering, x: Tensor | TupleList, place: Value, item: Operand, span: Span) -> None:
+    if isinstance(x, TupleList):
+        tuple_lists.store(cx, x, place, item, span)
+    else:
+        cx.store_element(x.memref, x.dtype, [place], item, span)
 
 
 def has(method: Method) -> bool:
@@ -148,37 +180,40 @@ def _check_number(item: Operand, span: Span) -> None:
         )  # fmt: skip
 
 
-def append(cx: Lowering, x: Tensor, item: Operand, span: Span) -> None:
+def append(cx: Lowering, x: Tensor | TupleList, item: Operand, span: Span) -> None:
     b = cx.builder
-    item = cx.read_scalar(item, span)
-    _check_number(item, span)
-    if x.key:
-        cx.widened |= cx.widen_at(x.key, item, span) != ScalarKind(x.dtype)
-    (room,) = x.memref.memref.shape or (0,)
+    if isinstance(x, Tensor):
+        if isinstance(item, Tup) and x.key:
+            tuple_lists.begin_again(cx, x.key, item, span)
+        item = cx.read_scalar(item, span)
+        _check_number(item, span)
+        if x.key:
+            cx.widened |= cx.widen_at(x.key, item, span) != ScalarKind(x.dtype)
+    room, name = room_of(x), _first(x).name
     place = cx.scalars.index(length(cx, x), span)
     with b.about(span):
         free = b.op("arith.cmpi", place, b.index(room), predicate="slt")
-        b.do("weft.assert", free, message=f"{x.name} is full: there is room for {room} elements")
-    cx.store_element(x.memref, x.dtype, [place], item, span)
+        b.do("weft.assert", free, message=f"{name} is full: there is room for {room} elements")
+    _store(cx, x, place, item, span)
     _set_length(cx, x, b.op("arith.addi", place, b.index(1)))
 
 
-def _pop(cx: Lowering, x: Tensor, given: list[Operand], span: Span) -> Operand:
+def _pop(cx: Lowering, x: Tensor | TupleList, given: list[Operand], span: Span) -> Operand:
     b = cx.builder
     count = cx.scalars.index(length(cx, x), span)
     with b.about(span):
         some = b.op("arith.cmpi", count, b.index(0), predicate="sgt")
-        b.do("weft.assert", some, message=f"`pop` of {x.name}, which is empty")
+        b.do("weft.assert", some, message=f"`pop` of {_first(x).name}, which is empty")
     last = b.op("arith.subi", count, b.index(1))
     if not given or (isinstance(given[0], Static) and given[0].value == -1):
-        found = cx.load_element(x, [last], span)
+        found = _load(cx, x, last, span)
     else:
-        place = elements.subscript_of(cx, x, 0, given[0], span)
-        found = cx.load_element(x, [place], span)
+        place = elements.subscript_of(cx, _first(x), 0, given[0], span)
+        found = _load(cx, x, place, span)
         body = b.for_(place, last, b.index(1)).body
         with b.at(body):
-            after = cx.load_element(x, [b.op("arith.addi", body.args[0], b.index(1))], span)
-            cx.store_element(x.memref, x.dtype, [body.args[0]], after, span)
+            after = _load(cx, x, b.op("arith.addi", body.args[0], b.index(1)), span)
+            _store(cx, x, body.args[0], after, span)
             b.do("scf.yield")
     _set_length(cx, x, last)
     return found
@@ -190,10 +225,10 @@ def check_loop(cx: Lowering, over: ast.expr, ops: Sequence[Op]) -> None:
     inside = [op for one in ops for region in one.regions for op in walk(region)]
     for node in ast.walk(over):
         known = cx.frame.env.get(node.id) if isinstance(node, ast.Name) else None
-        if not isinstance(known, Tensor) or known.length is None:
+        if not is_growing(known):
             continue
-        if any(written_by(op) is known.length for op in inside):
+        if any(written_by(op) is _first(known).length for op in inside):
             raise KernelSyntaxError(
-                f"a loop over {known.name} lets it grow or shrink", cx.span(over),
+                f"a loop over {_first(known).name} lets it grow or shrink", cx.span(over),
                 help="write a `while` loop with an index, or one that pops",
             )  # fmt: skip

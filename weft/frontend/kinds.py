@@ -111,6 +111,10 @@ class RegionChanged(Exception):
     ``Forms.change``) and tries again."""
 
 
+class StartOver(Exception):
+    """What was lowered so far did not know of a kind that is known now: the next round does."""
+
+
 class NumberPinned(RegionChanged):
     """Captured numbers that were passed at run time have to be known at compile time."""
 
@@ -284,6 +288,16 @@ class Tup:
         return list(self.items) if self.in_order else None
 
 
+@frozen
+class TupleList:
+    """A list that grows, of tuples of ``kind``: an array for each number in one. ``key``: where
+    the kind is known."""
+
+    columns: tuple[Tensor, ...]
+    kind: TupKind
+    key: tuple[Any, ...]
+
+
 @mutable
 class Range:
     """``range(lower, upper, step)`` of run-time integers."""
@@ -326,8 +340,8 @@ class Unbound:
 
 
 Operand = (
-    Scalar | Static | Complex | Tensor | Part | Row | Items | Vec | Tup | Range | Box | Method
-    | Unbound
+    Scalar | Static | Complex | Tensor | Part | Row | Items | Vec | Tup | TupleList | Range | Box
+    | Method | Unbound
 )  # fmt: skip
 
 
@@ -556,6 +570,8 @@ def describe(x: Any) -> str:
         if x.pair and not x.rank:
             return "a complex number"
         return f"a local array of {rank}" if x.local else f"a tensor of {rank}"
+    if isinstance(x, TupleList):
+        return "a list of tuples"
     if isinstance(x, Part):
         return f"a part of the tensor `{x.tensor.name}`"
     if isinstance(x, Row):

@@ -7,9 +7,19 @@ from __future__ import annotations
 import ast
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import casts, growing, named, refused, sequences
+from weft.frontend import casts, growing, named, refused, sequences, tuple_lists
 from weft.frontend.context import STATEMENTS, Lowering
-from weft.frontend.kinds import Method, Operand, Static, Tensor, Tup, describe, dtype_of, of_lists
+from weft.frontend.kinds import (
+    Method,
+    Operand,
+    Static,
+    Tensor,
+    Tup,
+    TupleList,
+    describe,
+    dtype_of,
+    of_lists,
+)
 from weft.frontend.signatures import bind
 from weft.lang import lists
 from weft.lang.growing import ROOM
@@ -24,7 +34,7 @@ _TAKES: dict[str, tuple[str, ...]] = {
 def is_list(x: object) -> bool:
     """Whether ``x`` is a list of Python's: an array of the iteration that is no tensor."""
     listed = isinstance(x, Tensor) and x.listed and bool(x.key) and x.rank == 1
-    return listed or (isinstance(x, Tensor) and x.length is not None)
+    return listed or growing.is_growing(x)
 
 
 def refuse_nested(x: Operand, what: str, span: Span) -> None:
@@ -66,7 +76,7 @@ def method(
     return named.inlined(cx, function, [x, *given], span)
 
 
-def extend(cx: Lowering, x: Tensor, items: Operand, span: Span) -> None:
+def extend(cx: Lowering, x: Tensor | TupleList, items: Operand, span: Span) -> None:
     """``x.extend(items)``, ``x += items``."""
     known = casts.static_items(items)
     if known is not None:
@@ -81,12 +91,12 @@ def extend(cx: Lowering, x: Tensor, items: Operand, span: Span) -> None:
                               help="append to it, or write a loop over its elements")  # fmt: skip
 
 
-def new(cx: Lowering, most: int, span: Span) -> Tensor:
+def new(cx: Lowering, most: int, span: Span) -> Tensor | TupleList:
     """An empty list that no name makes."""
     return growing.of_items(cx, f"of {span.line}:{span.column}", [], span, room=most)
 
 
-def copied(cx: Lowering, parts: list[Operand], span: Span) -> Tensor:
+def copied(cx: Lowering, parts: list[Operand], span: Span) -> Tensor | TupleList:
     """A new list of the items of ``parts``: lists, tuples, rows and ranges."""
     made = new(cx, sum(map(room, parts)), span)
     for x in parts:
@@ -99,7 +109,9 @@ def room(x: Operand) -> int:
     known = casts.static_items(x)
     if known is not None:
         return max(len(known), 1)
-    return (x.memref.memref.shape or (ROOM,))[0] if isinstance(x, Tensor) and is_list(x) else ROOM
+    if isinstance(x, Tensor | TupleList) and is_list(x):
+        return growing.room_of(x) or ROOM
+    return ROOM
 
 
 def binary(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Operand:
@@ -118,6 +130,14 @@ def binary(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Ope
         help="lists have `+` of two lists and `*` by an int; for arithmetic write the loop, or use "
         "a weft.Vector or torch.zeros(n)",
     )  # fmt: skip
+
+
+def item(cx: Lowering, x: Operand, node: ast.expr, span: Span) -> Operand:
+    """``x[k]`` of a list of tuples, ``x[start:stop:step]`` of any list."""
+    if isinstance(node, ast.Slice):
+        return part(cx, x, node, span)
+    assert isinstance(x, TupleList)
+    return tuple_lists.load(cx, x, tuple_lists.place(cx, x, cx.expression(node), span), span)
 
 
 def part(cx: Lowering, x: Operand, node: ast.Slice, span: Span) -> Operand:
@@ -161,12 +181,34 @@ def ordered(
     return made
 
 
+def extreme(cx: Lowering, name: str, given: list[Operand], node: ast.Call) -> Operand | None:
+    """``max(items, key=f, default=v)``, and ``max`` of tuples; None of another call."""
+    options = {k.arg: k.value for k in node.keywords}
+    items = given[0] if len(given) == 1 else Tup(given)
+    known = casts.static_items(items)
+    tuples = known is not None and all(isinstance(x, Tup) and x.in_order for x in known)
+    if not options and not isinstance(items, TupleList) and not (known and tuples):
+        return None
+    span = cx.span(node)
+    if known is not None:
+        items = copied(cx, [Tup(known)], span)
+    elif sequences.items(cx, items, span) is None:
+        raise KernelTypeError(f"`{name}` of {describe(items)}", span,
+                              help="give it a list, a row or a tuple")  # fmt: skip
+    key = cx.expression(options["key"]) if "key" in options else Static(None)
+    arguments = [items, key, Static(name == "max")]
+    if "default" not in options:
+        return named.inlined(cx, lists.extreme, arguments, span)
+    arguments.append(cx.expression(options["default"]))
+    return named.inlined(cx, lists.extreme_or, arguments, span)
+
+
 def delete(cx: Lowering, node: ast.Delete) -> None:
     """``del a[k]``."""
     for target in node.targets:
         span = cx.span(target)
         x = cx.expression(target.value) if isinstance(target, ast.Subscript) else None
-        if not isinstance(x, Tensor) or x.length is None or not isinstance(target, ast.Subscript):
+        if not growing.is_growing(x) or not isinstance(target, ast.Subscript):
             raise KernelSyntaxError(refused.STATEMENTS[ast.Delete][0], span,
                                     help=refused.STATEMENTS[ast.Delete][1])  # fmt: skip
         if isinstance(target.slice, ast.Slice):

@@ -49,6 +49,7 @@ from weft.frontend.kinds import (
     Operand,
     Scalar,
     ScalarKind,
+    StartOver,
     Static,
     Tensor,
     Tup,
@@ -99,7 +100,10 @@ def lower(
     for _ in range(MOST_ROUNDS):
         kinds = {key: kind for key, kind in kinds.items() if not isinstance(kind, OpaqueKind)}
         lowering = Lowering(region, specs, source, kinds, debug, sources=sources)
-        lowered = _run(lowering)
+        try:
+            lowered = _run(lowering)
+        except StartOver:
+            continue
         if not lowering.widened:
             _advise(lowering)
             print(*lowering.printed, sep="", end="")

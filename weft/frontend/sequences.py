@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weft.errors import KernelTypeError, Span
-from weft.frontend import casts, complexes, rows
+from weft.frontend import casts, complexes, rows, tuple_lists
 from weft.frontend.context import Lowering
 from weft.frontend.kinds import (
     Items,
@@ -18,6 +18,7 @@ from weft.frontend.kinds import (
     Static,
     Tensor,
     Tup,
+    TupleList,
     describe,
 )
 
@@ -28,6 +29,8 @@ def items(cx: Lowering, x: Operand, span: Span) -> Items | None:
     """``x`` as items that a loop goes over; None of what is none, or of a fixed number."""
     if isinstance(x, Items):
         return x
+    if isinstance(x, TupleList):
+        return tuple_lists.over(cx, x, span)
     if isinstance(x, Range):
         return Items(_count(cx, x, span), lambda k: _nth(cx, x, k, span))
     row = rows.of(cx, x)
@@ -40,6 +43,8 @@ def items(cx: Lowering, x: Operand, span: Span) -> Items | None:
 
 def loopable(cx: Lowering, x: Operand, span: Span) -> Operand:
     """What a ``for`` statement goes over: a row's elements. Of a whole tensor it is the indices."""
+    if isinstance(x, TupleList):
+        return items(cx, x, span) or x
     if (isinstance(x, Tensor) and not x.listed) or not rows.is_row(x):
         return x
     return items(cx, x, span) or x

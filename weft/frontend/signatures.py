@@ -28,7 +28,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "pow": ("x input base", "y exponent exp"), "atan2": ("y input", "x other"),
     "divmod": ("a -", "b -"), "fma": ("a", "b", "c"), "select": ("condition", _X + " a", _Y + " b"),
     "clamp": (_X, "low min =", "high max ="),
-    "min": ("a -", "*"), "max": ("a -", "*"),
+    **dict.fromkeys(("min", "max"), ("a -", "*", "key =", "default =")),
     "minimum": (_X, _Y + " =", "*"), "maximum": (_X, _Y + " =", "*"),
     "range": ("n -", "stop - =", "step - ="), "ndrange": ("*",), "grouped": ("over",),
     "serial": ("over",), "static": ("value -", "*"), "sync": (),

@@ -22,6 +22,7 @@ from weft.frontend import (
     rows,
     slices,
     texts,
+    tuple_lists,
 )
 from weft.frontend.context import STATEMENTS, TARGETS, Lowering
 from weft.frontend.kinds import (
@@ -34,6 +35,7 @@ from weft.frontend.kinds import (
     Static,
     Tensor,
     Tup,
+    TupleList,
     Unbound,
     Vec,
     describe,
@@ -128,7 +130,7 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
                 _accumulate_one(cx, *element, item, symbol, at, span)
             return
     old = cx.expression(_as_load(node.target))
-    if isinstance(old, Tensor) and growing.is_growing(old) and symbol == "+":
+    if growing.is_growing(old) and symbol == "+":
         list_methods.extend(cx, old, cx.expression(node.value), span)
         return
     if list_methods.is_list(old):
@@ -238,6 +240,9 @@ def store(cx: Lowering, target: ast.Subscript, operand: Operand, span: Span) -> 
             _store(cx, part, item, at, span)
     elif isinstance(base, Tensor | Part | Row):
         _store(cx, _target(cx, base, target.slice, at), operand, at, span)
+    elif isinstance(base, TupleList) and not isinstance(target.slice, ast.Slice):
+        place = tuple_lists.place(cx, base, cx.expression(target.slice), at)
+        tuple_lists.store(cx, base, place, operand, span)
     elif isinstance(base, Vec) and isinstance(target.value, ast.Name):
         elements.refuse_outer(cx, target.value, at)
         new = aggregates.replace(cx, base, target, operand, span)

@@ -110,6 +110,25 @@ def sort(items: list[Any], key: Callable[[Any], Any] | None, falls: bool) -> Non
         items[at] = value
 
 
+def extreme(items: list[Any], key: Callable[[Any], Any] | None, falls: bool) -> Any:
+    """``max(items, key=key)`` where it ``falls``, else ``min``: the first that none is beyond."""
+    assert len(items) > 0, "`max` or `min` of no items"
+    found = items[0]
+    for k in range(1, len(items)):
+        if _before(items[k], found, key, falls):
+            found = items[k]
+    return found
+
+
+def extreme_or(
+    items: list[Any], key: Callable[[Any], Any] | None, falls: bool, default: Any
+) -> Any:  # fmt: skip
+    found = default
+    if len(items) > 0:
+        found = extreme(items, key, falls)
+    return found
+
+
 def _before(a: Any, b: Any, key: Callable[[Any], Any] | None, falls: bool) -> bool:
     if key is not None:
         return key(a) > key(b) if falls else key(a) < key(b)

@@ -1,0 +1,149 @@
+"""The choice between the two forms of a loop over elements: Python's own, or compiled.
+
+The host part asks an ``Either`` at each call, with what the loop is given. What it answers depends
+on dtypes, shapes and numbers, and is remembered for these.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from dataclasses import field
+from typing import Any
+
+import torch
+
+# torch's modes and transforms have no public names.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+from weft.frontend.element_kinds import Bool, Element, Float, Int, Kind, Stays, Unset
+from weft.frontend.element_loops import ElementLoop
+from weft.frontend.element_proofs import results
+from weft.values import mutable
+
+MOST = 4096  # sets of arguments that are remembered: a program of ever new sizes must not grow
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
+# What makes of the results of a launch what Python has after the loop; None: Python runs the loop.
+Way = Callable[[Any], Any] | None
+
+
+@mutable
+class Either:
+    """``names``: of the arguments; ``results``: what the compiled loop hands on; ``parameters``:
+    names of the kernel's parameters. ``compiles(args, wanted, plain)``: the dtypes of what
+    the compiled loop hands on, if it can be compiled for these arguments, also its gradient, if one
+    is ``wanted``."""
+
+    loop: ast.For
+    found: ElementLoop
+    names: Sequence[str]
+    results: Sequence[str]
+    parameters: frozenset[str]
+    compiles: Callable[[tuple[Any, ...], bool, bool], Sequence[torch.dtype] | None] | None = None
+    known: dict[tuple[Any, ...], Way] = field(default_factory=dict)
+
+    def __call__(self, *args: Any) -> Way:
+        grad = torch.is_grad_enabled()
+        key: list[Any] = [grad]
+        for value in args:
+            kind = type(value)
+            if kind is torch.Tensor:
+                wrapped = _is_wrapped(value)
+                key += (value.dtype, value.size(), value.stride(), value.requires_grad,
+                        value.device, wrapped)  # fmt: skip
+            elif kind is int or kind is bool:
+                key += (kind, value)
+            elif kind is float:
+                key.append(value == 0)
+            elif isinstance(value, torch.Tensor):
+                key += (kind, value.dtype, value.size(), value.stride(), value.requires_grad,
+                        value.device)  # fmt: skip
+            elif isinstance(value, torch.Size | torch.SymInt):
+                key.append(value)
+            else:
+                return None
+        for of, into in self.found.views:
+            key.append(self._is_alias(args, of, into))
+        try:
+            return self.known[tuple(key)]
+        except KeyError:
+            pass
+        except TypeError:  # symbols are not to be looked up
+            return self._way(args, grad)
+        if len(self.known) >= MOST:
+            self.known.clear()
+        way = self.known[tuple(key)] = self._way(args, grad)
+        return way
+
+    def _is_alias(self, args: tuple[Any, ...], of: str, into: str) -> bool:
+        one, other = (args[self.names.index(name)] for name in (of, into))
+        tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+        return tensors and torch._C._is_alias_of(one, other)
+
+    def _way(self, args: tuple[Any, ...], grad: bool) -> Way:
+        tensors = [v for v in args if isinstance(v, torch.Tensor)]
+        if self.compiles is None or not tensors or len({v.device for v in tensors}) > 1:
+            return None
+        if tensors[0].device.type not in ("cpu", "cuda"):
+            return None
+        if any(self._is_alias(args, of, into) for of, into in self.found.views):
+            return None
+        if not all(_is_usual(v) for v in tensors):
+            return None
+        values = dict(zip(self.names, args, strict=True))
+        given = (n for n in self.found.summed & self.parameters)
+        callers = frozenset(n for n in given if isinstance(values[n], torch.Tensor))
+        try:
+            found = results(self.loop, values, self.results, self.found.shared | callers)
+        except Stays:
+            return None
+        numbers = [not isinstance(kind, Element) for kind in found]
+        plain = all(type(v) in _PLAIN and not _is_wrapped(v) for v in tensors)
+        if any(numbers) and not plain:  # which has no number to give
+            return None
+        wanted = grad and any(v.requires_grad for v in tensors)
+        dtypes = self.compiles(args, wanted, plain)
+        if dtypes is None or not all(map(_is_alike, found, dtypes)):
+            return None
+        return _converting(numbers) if any(numbers) else _as_it_is
+
+
+def _is_alike(kind: Kind, dtype: torch.dtype) -> bool:
+    """Whether compiled code computes a name of this kind in the dtype that Python has for it."""
+    if isinstance(kind, Element):
+        return kind.dtype == dtype
+    if isinstance(kind, Float) and kind.mixed:
+        return False
+    numbers = {Int: torch.int64, Float: torch.float64, Bool: torch.bool}
+    return isinstance(kind, Unset) or numbers[type(kind)] == dtype
+
+
+def _is_usual(tensor: torch.Tensor) -> bool:
+    """Whether no two indices of ``tensor`` are one place in memory, and it is no field."""
+    if getattr(tensor, "element", None) is not None or tensor.layout is not torch.strided:
+        return False
+    reached = 1
+    for size, stride in sorted(
+        zip(map(int, tensor.size()), map(int, tensor.stride()), strict=True), key=lambda p: p[1]
+    ):
+        if size > 1 and stride < reached:
+            return False
+        reached += (size - 1) * stride
+    return True
+
+
+def _as_it_is(found: Any) -> Any:
+    return found
+
+
+def _converting(numbers: Sequence[bool]) -> Callable[[Any], Any]:
+    """Has what is a number of Python be one."""
+    if len(numbers) == 1:
+        return lambda found: found.item()
+
+    def converted(found: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        pairs = zip(found, numbers, strict=True)
+        return tuple(v.item() if number else v for v, number in pairs)
+
+    return converted

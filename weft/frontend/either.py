@@ -23,6 +23,10 @@ from weft.values import mutable
 MOST = 4096  # sets of arguments that are remembered: a program of ever new sizes must not grow
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_depth = torch._C._functorch.get_dynamic_layer_stack_depth
+# What is remembered of an argument.
+_KEY = ("{0} if type({0}) is int else ({0}.dtype, {0}.size(), {0}.stride(), {0}.requires_grad, "
+        "{0}.is_cpu or {0}.device) if type({0}) is T else other({0})")  # fmt: skip
 
 # What makes of the results of a launch what Python has after the loop; None: Python runs the loop.
 Way = Callable[[Any], Any] | None
@@ -43,55 +47,48 @@ class Either:
     compiles: Callable[[tuple[Any, ...], bool, bool], Sequence[torch.dtype] | None] | None = None
     known: dict[tuple[Any, ...], Way] = field(default_factory=dict)
 
-    def __call__(self, *args: Any) -> Way:
-        grad = torch.is_grad_enabled()
-        key: list[Any] = [grad]
-        for value in args:
-            kind = type(value)
-            if kind is torch.Tensor:
-                wrapped = _is_wrapped(value)
-                key += (value.dtype, value.size(), value.stride(), value.requires_grad,
-                        value.device, wrapped)  # fmt: skip
-            elif kind is int or kind is bool:
-                key += (kind, value)
-            elif kind is float:
-                key.append(value == 0)
-            elif isinstance(value, torch.Tensor):
-                key += (kind, value.dtype, value.size(), value.stride(), value.requires_grad,
-                        value.device)  # fmt: skip
-            elif isinstance(value, torch.Size | torch.SymInt):
-                key.append(value)
-            else:
-                return None
-        for of, into in self.found.views:
-            key.append(self._is_alias(args, of, into))
-        try:
-            return self.known[tuple(key)]
-        except KeyError:
-            pass
-        except TypeError:  # symbols are not to be looked up
-            return self._way(args, grad)
+    def asked(self) -> Callable[..., Way]:
+        """What the host part calls: looks up what was answered to such arguments. It is generated,
+        for it is in the way of each call."""
+        names = [f"a{k}" for k in range(len(self.names))]
+        views = (f"alias({names[self.names.index(of)]}, {names[self.names.index(into)]})"
+                 for of, into in self.found.views)  # fmt: skip
+        parts = ", ".join(["grad()", "depth()", *map(_KEY.format, names), *views])
+        given = ", ".join(names)
+        text = f"""
+def asked({given}):
+    key = ({parts},)
+    try:
+        return known[key]
+    except KeyError:
+        return answer(key, ({given},))
+    except TypeError:  # symbols are not to be looked up
+        return way(({given},))
+"""
+        scope: dict[str, Any] = {
+            "known": self.known, "answer": self._answer, "way": self._way, "T": torch.Tensor,
+            "grad": torch.is_grad_enabled, "depth": _depth, "other": _other, "alias": _is_alias,
+        }  # fmt: skip
+        exec(compile(text, "<weft choice of a loop>", "exec"), scope)
+        return scope["asked"]
+
+    def _answer(self, key: tuple[Any, ...], args: tuple[Any, ...]) -> Way:
         if len(self.known) >= MOST:
             self.known.clear()
-        way = self.known[tuple(key)] = self._way(args, grad)
+        way = self.known[key] = self._way(args)
         return way
 
-    def _is_alias(self, args: tuple[Any, ...], of: str, into: str) -> bool:
-        one, other = (args[self.names.index(name)] for name in (of, into))
-        tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
-        return tensors and torch._C._is_alias_of(one, other)
-
-    def _way(self, args: tuple[Any, ...], grad: bool) -> Way:
+    def _way(self, args: tuple[Any, ...]) -> Way:
         tensors = [v for v in args if isinstance(v, torch.Tensor)]
         if self.compiles is None or not tensors or len({v.device for v in tensors}) > 1:
             return None
         if tensors[0].device.type not in ("cpu", "cuda"):
             return None
-        if any(self._is_alias(args, of, into) for of, into in self.found.views):
-            return None
-        if not all(_is_usual(v) for v in tensors):
+        if not all(map(_is_usual, tensors)):
             return None
         values = dict(zip(self.names, args, strict=True))
+        if any(_is_alias(values[of], values[into]) for of, into in self.found.views):
+            return None
         given = (n for n in self.found.summed & self.parameters)
         callers = frozenset(n for n in given if isinstance(values[n], torch.Tensor))
         try:
@@ -102,11 +99,26 @@ class Either:
         plain = all(type(v) in _PLAIN and not _is_wrapped(v) for v in tensors)
         if any(numbers) and not plain:  # which has no number to give
             return None
-        wanted = grad and any(v.requires_grad for v in tensors)
+        wanted = torch.is_grad_enabled() and any(v.requires_grad for v in tensors)
         dtypes = self.compiles(args, wanted, plain)
         if dtypes is None or not all(map(_is_alike, found, dtypes)):
             return None
         return _converting(numbers) if any(numbers) else _as_it_is
+
+
+def _other(value: Any) -> Any:
+    """What is remembered of an argument that is no plain tensor and no integer."""
+    if isinstance(value, torch.Tensor):
+        return (type(value), value.dtype, value.size(), value.stride(), value.requires_grad,
+                value.device)  # fmt: skip
+    if type(value) is bool or isinstance(value, torch.Size | torch.SymInt):
+        return type(value), value
+    return type(value), type(value) is float and value == 0
+
+
+def _is_alias(one: Any, other: Any) -> bool:
+    tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+    return tensors and torch._C._is_alias_of(one, other)
 
 
 def _is_alike(kind: Kind, dtype: torch.dtype) -> bool:
@@ -120,8 +132,12 @@ def _is_alike(kind: Kind, dtype: torch.dtype) -> bool:
 
 
 def _is_usual(tensor: torch.Tensor) -> bool:
-    """Whether no two indices of ``tensor`` are one place in memory, and it is no field."""
-    if getattr(tensor, "element", None) is not None or tensor.layout is not torch.strided:
+    """Whether ``tensor`` is what loops have elements of, without an own meaning of subscripts (as a
+    field has), and no two of its indices are one place in memory."""
+    kind = type(tensor)
+    if kind not in _PLAIN and kind.__module__ != "torch._subclasses.fake_tensor":
+        return False
+    if tensor.layout is not torch.strided or tensor.is_neg():
         return False
     reached = 1
     for size, stride in sorted(

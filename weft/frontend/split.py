@@ -33,7 +33,7 @@ from weft.frontend.names import (
     stored_into,
 )
 from weft.frontend.overwrites import Order
-from weft.frontend.parameters import Parameter, is_clamped, parameters
+from weft.frontend.parameters import Parameter, element_shape, is_clamped, parameters
 from weft.lang.random import DRAWS, KEY, KEY_NAME, read_key
 from weft.source import FunctionSource, Span, recompiled
 from weft.values import frozen, mutable
@@ -212,7 +212,7 @@ def split(
         hidden[STEP] = functools.partial(_check_step, [r.span for r in splitter.regions])
     for region in splitter.regions:
         if region.either is not None:
-            hidden[f"__weft_either_{region.index}__"] = region.either
+            hidden[f"__weft_either_{region.index}__"] = region.either.asked()
     made = _host_function(source, function, tree, hidden)
     captured = {a.name.partition(".")[0] for r in splitter.regions for a in r.args if a.captured}
     return HostPart(
@@ -315,6 +315,11 @@ class _Splitter:
         assert isinstance(inner, ast.For)
         names, own = [a.name for a in region.args], frozenset(self.by_name)
         region.either = Either(inner, getattr(node, EITHER), names, region.results, own)
+        if any(p is not None and (is_clamped(p) or element_shape(p))
+               for p in (a.parameter for a in region.args)):  # fmt: skip
+            region.either.compiles = lambda args, wanted, plain: (
+                None
+            )  # subscripts mean other things
         way = f"__weft_way_{index}__"
         asked = ast.Call(ast.Name(f"__weft_either_{index}__", ast.Load()),
                          [copy.deepcopy(a.expr) for a in region.args], [])  # fmt: skip

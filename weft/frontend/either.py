@@ -24,6 +24,8 @@ MOST = 4096  # sets of arguments that are remembered: a program of ever new size
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _depth = torch._C._functorch.get_dynamic_layer_stack_depth
+_MODES = ("grad()", "depth()")  # what is remembered of a call, before its arguments
+_BEFORE = len(_MODES)
 # What is remembered of an argument.
 _KEY = ("{0} if type({0}) is int else ({0}.dtype, {0}.size(), {0}.stride(), {0}.requires_grad, "
         "{0}.is_cpu or {0}.device) if type({0}) is T else other({0})")  # fmt: skip
@@ -35,17 +37,20 @@ Way = Callable[[Any], Any] | None
 @mutable
 class Either:
     """``names``: of the arguments; ``results``: what the compiled loop hands on; ``parameters``:
-    names of the kernel's parameters. ``compiles(args, wanted, plain)``: the dtypes of what
-    the compiled loop hands on, if it can be compiled for these arguments, also its gradient, if one
-    is ``wanted``."""
+    names of the kernel's parameters; ``constants``: of arguments that are compiled in.
+    ``compiles(args, wanted, plain)``: the dtypes of what the compiled loop hands on, if it can be
+    compiled for these arguments, also its gradient, if one is ``wanted``."""
 
     loop: ast.For
     found: ElementLoop
     names: Sequence[str]
     results: Sequence[str]
     parameters: frozenset[str]
+    constants: frozenset[str]
     compiles: Callable[[tuple[Any, ...], bool, bool], Sequence[torch.dtype] | None] | None = None
     known: dict[tuple[Any, ...], Way] = field(default_factory=dict)
+    # The same for any integers between 0 and the largest size of a tensor.
+    general: dict[tuple[Any, ...], Way] = field(default_factory=dict)
 
     def asked(self) -> Callable[..., Way]:
         """What the host part calls: looks up what was answered to such arguments. It is generated,
@@ -53,7 +58,7 @@ class Either:
         names = [f"a{k}" for k in range(len(self.names))]
         views = (f"alias({names[self.names.index(of)]}, {names[self.names.index(into)]})"
                  for of, into in self.found.views)  # fmt: skip
-        parts = ", ".join(["grad()", "depth()", *map(_KEY.format, names), *views])
+        parts = ", ".join([*_MODES, *map(_KEY.format, names), *views])
         given = ", ".join(names)
         text = f"""
 def asked({given}):
@@ -75,10 +80,32 @@ def asked({given}):
     def _answer(self, key: tuple[Any, ...], args: tuple[Any, ...]) -> Way:
         if len(self.known) >= MOST:
             self.known.clear()
-        way = self.known[key] = self._way(args)
+            self.general.clear()
+        way = self._in_general(key, args)
+        if way is None:
+            way = self._way(args)
+        self.known[key] = way
         return way
 
-    def _way(self, args: tuple[Any, ...]) -> Way:
+    def _in_general(self, key: tuple[Any, ...], args: tuple[Any, ...]) -> Way:
+        """What is answered whatever the integers are; None where they have to be known."""
+        sizes = [n for v in args if isinstance(v, torch.Tensor) for n in v.size()]
+        most = max(map(int, sizes), default=0)
+        places = [k for k, v in enumerate(args) if type(v) is int and 0 <= v <= most
+                  and self.names[k] not in self.constants]  # fmt: skip
+        if not places:
+            return None
+        items = list(key)
+        for k in places:
+            items[_BEFORE + k] = Int
+        general = tuple(items)
+        if general not in self.general:
+            given = [Int(0, most) if k in places else v for k, v in enumerate(args)]
+            self.general[general] = self._way(args, given)
+        return self.general[general]
+
+    def _way(self, args: tuple[Any, ...], given: Sequence[Any] = ()) -> Way:
+        """The answer for these arguments; ``given``: what is known of them, if less."""
         tensors = [v for v in args if isinstance(v, torch.Tensor)]
         if self.compiles is None or not tensors or len({v.device for v in tensors}) > 1:
             return None
@@ -89,10 +116,11 @@ def asked({given}):
         values = dict(zip(self.names, args, strict=True))
         if any(_is_alias(values[of], values[into]) for of, into in self.found.views):
             return None
-        given = (n for n in self.found.summed & self.parameters)
-        callers = frozenset(n for n in given if isinstance(values[n], torch.Tensor))
+        own = self.found.summed & self.parameters
+        callers = frozenset(n for n in own if isinstance(values[n], torch.Tensor))
         try:
-            found = results(self.loop, values, self.results, self.found.shared | callers)
+            known = dict(zip(self.names, given or args, strict=True))
+            found = results(self.loop, known, self.results, self.found.shared | callers)
         except Stays:
             return None
         numbers = [not isinstance(kind, Element) for kind in found]

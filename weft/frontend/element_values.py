@@ -43,6 +43,8 @@ def _kind(name: str, value: Any) -> Kind | Array | Shape:
     """What a value is that the loop is given."""
     if name.startswith("__weft_value_"):
         return Unset()
+    if isinstance(value, Int):
+        return value
     if type(value) is bool:
         return Bool()
     if type(value) is int or isinstance(value, torch.SymInt):

@@ -40,6 +40,7 @@ from weft.values import frozen, mutable
 
 if TYPE_CHECKING:
     from weft.frontend.either import Either
+    from weft.frontend.element_loops import ElementLoop
     from weft.frontend.members import Form
 
 STEP = "__weft_step__"  # the host function's check of a step that is computed
@@ -314,7 +315,9 @@ class _Splitter:
         inner = region.node.body[0]
         assert isinstance(inner, ast.For)
         names, own = [a.name for a in region.args], frozenset(self.by_name)
-        region.either = Either(inner, getattr(node, EITHER), names, region.results, own)
+        constants = frozenset(a.name for a in region.args if a.template or a.captured)
+        found: ElementLoop = getattr(node, EITHER)
+        region.either = Either(inner, found, names, region.results, own, constants)
         if any(p is not None and (is_clamped(p) or element_shape(p))
                for p in (a.parameter for a in region.args)):  # fmt: skip
             region.either.compiles = lambda args, wanted, plain: (

@@ -17,7 +17,8 @@ from weft.source import FunctionSource
 
 HOST_LOOPS = ("serial", "static")
 KEPT = "weft_kept"  # the attribute of a loop in order: the names that it hands on
-_NOTED = "weft_noted"  # the attribute of a ``return`` in it
+EITHER = "weft_either"  # that of an ``if`` between Python's form of a loop and the compiled one
+NOTED = "weft_noted"  # the attribute of a ``return`` in it
 _HINTS = "weft_hints"  # the attribute of a loop that holds the calls before it
 ITERATION = "weft_iteration"  # that of a loop inside of a device loop that stands for one
 
@@ -47,13 +48,15 @@ class _Hints:
         self.scope = scope
         self.locals = locals
         self.assigned = set(locals)  # certainly, by what stands before
+        self.following: list[ast.stmt] = []  # what is carried out after a statement
 
     def block(self, body: list[ast.stmt]) -> list[ast.stmt]:
         """A statement list of the host part. Hints hold for the next loop of the same list."""
         result: list[ast.stmt] = []
         pending: list[ast.Call] = []
-        outside = set(self.assigned)
-        for node in body:
+        outside, following = set(self.assigned), self.following
+        for place, node in enumerate(body, 1):
+            self.following = [*body[place:], *following]
             call = self._hint(node)
             if call is not None:
                 pending.append(call)
@@ -67,7 +70,7 @@ class _Hints:
             if not statement_lists(node):
                 self.assigned |= set(bound_names(node))
         self._refuse(pending)
-        self.assigned = outside
+        self.assigned, self.following = outside, following
         return result
 
     def _hint(self, node: ast.stmt) -> ast.Call | None:
@@ -89,7 +92,28 @@ class _Hints:
         """A host statement, with what it holds; a device loop's own loops run in order anyhow."""
         if isinstance(node, ast.For) and not self._is_host_loop(node):
             return node
-        return with_lists(node, self.block)
+        following = self.following
+        if not isinstance(node, ast.If):  # it may begin again
+            self.following = [node, *following]
+        made = with_lists(node, self.block)
+        self.following = following
+        return made
+
+    def _host_loop(self, node: ast.For) -> list[ast.stmt]:
+        """A loop as Python runs it, or as the host part chooses: see ``element_loops``."""
+        if self._is_host_loop(node):
+            from weft.frontend.element_loops import of_elements  # where there are such loops
+
+            tree = self.source.tree
+            found = of_elements(node, tree, self.scope, self.assigned, self.following)
+            if found is not None:
+                ordered = self._in_order(copy.deepcopy(node), found.kept)
+                at = next(k for k, s in enumerate(ordered) if hasattr(s, KEPT))
+                choice = ast.If(ast.Constant(False), [node], ordered[at:])
+                setattr(choice, EITHER, found)
+                ast.copy_location(choice.test, node)
+                return [*ordered[:at], ast.copy_location(choice, node)]
+        return [self._inside(node)]
 
     def _is_host_loop(self, node: ast.For) -> bool:
         call = node.iter
@@ -99,26 +123,27 @@ class _Hints:
 
     def _loop(self, node: ast.For, hints: list[ast.Call]) -> list[ast.stmt]:
         if not hints:
-            return [self._inside(node)]
+            return self._host_loop(node)
         loop = copy.copy(node)
         setattr(loop, _HINTS, hints)
         wanted = _serialize(hints)
         if wanted is None:
-            return [self._inside(loop)]
+            return self._host_loop(loop)
         if isinstance(wanted, ast.Constant):
-            return self._in_order(loop) if wanted.value else [self._inside(loop)]
+            return self._in_order(loop) if wanted.value else self._host_loop(loop)
         # Two loops that share no node: each is a region of its own.
         ordered = self._in_order(copy.deepcopy(loop))
-        choice = ast.If(copy.deepcopy(wanted), ordered, [self._inside(loop)])
+        choice = ast.If(copy.deepcopy(wanted), ordered, self._host_loop(loop))
         return [ast.copy_location(choice, hints[-1])]
 
-    def _in_order(self, loop: ast.For) -> list[ast.stmt]:
-        """The loop in order: names that were assigned before and are read after it are handed on,
-        and a ``return`` in it leaves the kernel."""
+    def _in_order(self, loop: ast.For, kept: frozenset[str] | None = None) -> list[ast.stmt]:
+        """The loop in order: names that were assigned before and are read after it are handed on
+        (``kept``, if that is known), and a ``return`` in it leaves the kernel."""
         end = loop.end_lineno or loop.lineno
         read = (n for n in ast.walk(self.source.tree) if isinstance(n, ast.Name))
         later = {n.id for n in read if isinstance(n.ctx, ast.Load) and n.lineno > end}
-        kept = self.assigned.intersection(bound_names(loop), later)
+        if kept is None:
+            kept = frozenset(self.assigned.intersection(bound_names(loop), later))
         before, after = returning(loop)
         made = once(loop)
         setattr(made, KEPT, kept | {name for s in before for name in bound_names(s)})
@@ -178,7 +203,7 @@ def returning(loop: ast.For) -> tuple[list[ast.stmt], list[ast.stmt]]:
             noted.append(_assigned(name, item))
             given.append(ast.Name(name, ast.Load()))
         noted += [_assigned(flag, ast.Constant(k)), ast.Return(None)]
-        setattr(node, _NOTED, noted)
+        setattr(node, NOTED, noted)
         made += noted
         value = ast.Tuple(given, ast.Load()) if isinstance(node.value, ast.Tuple) else given[0]
         test = ast.Compare(ast.Name(flag, ast.Load()), [ast.Eq()], [ast.Constant(k)])
@@ -197,7 +222,7 @@ def _assigned(name: str, value: ast.expr) -> ast.stmt:
 
 class _Noting(ast.NodeTransformer):
     def visit_Return(self, node: ast.Return) -> list[ast.stmt]:
-        return getattr(node, _NOTED, [node])
+        return getattr(node, NOTED, [node])
 
 
 def noting(body: list[ast.stmt]) -> list[ast.stmt]:

@@ -71,14 +71,15 @@ def rewritten(
 
 def _host_nodes(node: ast.AST, launchers: str) -> Iterable[ast.AST]:
     """The nodes of a host statement, without the arguments of launches."""
-    if _is_launch(node, launchers):
+    if is_launch(node, launchers):
         return
     yield node
     for child in ast.iter_child_nodes(node):
         yield from _host_nodes(child, launchers)
 
 
-def _is_launch(node: ast.AST, launchers: str) -> bool:
+def is_launch(node: ast.AST, launchers: str) -> bool:
+    """Whether ``node`` calls one of ``launchers``."""
     match node:
         case ast.Call(func=ast.Subscript(value=ast.Name(id=name))):
             return name == launchers
@@ -318,7 +319,7 @@ class _Rewriter(ast.NodeTransformer):
         return ast.copy_location(call, value)
 
     def _makes_new(self, call: ast.Call) -> bool:
-        if _is_launch(call, self.launchers):
+        if is_launch(call, self.launchers):
             return True
         if isinstance(call.func, ast.Name) and call.func.id.startswith("__weft_"):
             return True

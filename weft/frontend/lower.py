@@ -112,7 +112,9 @@ def lower(
 
 
 def _run(cx: Lowering) -> Lowered:
-    own_float = ir.f64 if any(_has_f64(s) for s in cx.specs.values()) else ir.f32
+    # Where Python might have run the loop, its numbers are Python's.
+    wide = cx.region.either is not None or any(_has_f64(s) for s in cx.specs.values())
+    own_float = ir.f64 if wide else ir.f32
     types, names = [], []
     for name, spec in cx.specs.items():
         for t in _ir_types(spec):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import KernelNameError, KernelSyntaxError, KernelValueError
 from weft.frontend import host
-from weft.frontend.hints import HOST_LOOPS, KEPT, is_once, with_lists
+from weft.frontend.hints import EITHER, HOST_LOOPS, KEPT, is_once, with_lists
 from weft.frontend.mutation import mutated
 from weft.frontend.names import (
     MISSING,
@@ -32,12 +32,14 @@ from weft.frontend.names import (
     statement_lists,
     stored_into,
 )
-from weft.frontend.parameters import Parameter, is_clamped, parameters
+from weft.frontend.parameters import Parameter, element_shape, is_clamped, parameters
 from weft.lang.random import DRAWS, KEY, KEY_NAME, read_key
 from weft.source import FunctionSource, Span, recompiled
 from weft.values import frozen, mutable
 
 if TYPE_CHECKING:
+    from weft.frontend.either import Either
+    from weft.frontend.element_loops import ElementLoop
     from weft.frontend.members import Form
     from weft.frontend.overwrites import Order
 
@@ -92,7 +94,7 @@ class RegionArg:
 class Region:
     """One device loop. ``results`` are the scalars that it reduces into, which the host defined;
     ``stored`` are the positions of the arguments into whose elements it may store. ``order``: where
-    it stands among all that the host part does."""
+    it stands among all that the host part does. ``either``: says whether Python runs it."""
 
     index: int
     node: ast.For
@@ -105,6 +107,7 @@ class Region:
     pinned: set[Any] = field(default_factory=set)  # those that have to stay constants
     # The collections whose members are arguments: their names, forms, and members' names.
     collections: list[tuple[str, Form, tuple[str, ...]]] = field(default_factory=list)
+    either: Either | None = None
 
     def members_of(self, args: Sequence[Any], forms: Sequence[Form | None]) -> tuple[Any, ...]:
         """What the loop ``of_parts(forms)`` is given for ``args``."""
@@ -208,6 +211,9 @@ def split(
     )
     if any(computed_step(region.node) is not None for region in splitter.regions):
         hidden[STEP] = functools.partial(_check_step, [r.span for r in splitter.regions])
+    for region in splitter.regions:
+        if region.either is not None:
+            hidden[f"__weft_either_{region.index}__"] = region.either.asked()
     made = _host_function(source, function, tree, hidden)
     captured = {a.name.partition(".")[0] for r in splitter.regions for a in r.args if a.captured}
     return HostPart(
@@ -296,9 +302,41 @@ class _Splitter:
     def _block(self, body: list[ast.stmt]) -> list[ast.stmt]:
         return [
             self._region(node) if isinstance(node, ast.For) and self.is_region(node)
+            else self._either(node) if isinstance(node, ast.If) and hasattr(node, EITHER)
             else with_lists(node, self._block)
             for node in body
         ]  # fmt: skip
+
+    def _either(self, node: ast.If) -> ast.stmt:
+        """A loop that is Python's in one branch, and compiled in the other: which, is asked."""
+        from weft.frontend.either import Either  # where there are such loops
+
+        index, new = len(self.regions), copy.copy(node)
+        new.body, new.orelse = self._block(node.body), self._block(node.orelse)
+        region = self.regions[index]
+        inner = region.node.body[0]
+        assert isinstance(inner, ast.For)
+        names, own = [a.name for a in region.args], frozenset(self.by_name)
+        constants = frozenset(a.name for a in region.args if a.template or a.captured)
+        found: ElementLoop = getattr(node, EITHER)
+        region.either = Either(inner, found, names, region.results, own, constants)
+        if any(p is not None and (is_clamped(p) or element_shape(p))
+               for p in (a.parameter for a in region.args)):  # fmt: skip
+            region.either.compiles = lambda args, wanted, plain: (
+                None
+            )  # subscripts mean other things
+        way = f"__weft_way_{index}__"
+        asked = ast.Call(ast.Name(f"__weft_either_{index}__", ast.Load()),
+                         [copy.deepcopy(a.expr) for a in region.args], [])  # fmt: skip
+        new.test = ast.UnaryOp(ast.Not(), ast.NamedExpr(ast.Name(way, ast.Store()), asked))
+        for launch in new.orelse:
+            if region.results and host.is_launch(getattr(launch, "value", node), LAUNCHERS):
+                assert isinstance(launch, ast.Assign)
+                launch.value = ast.Call(ast.Name(way, ast.Load()), [launch.value], [])
+        for child in ast.walk(new):
+            if isinstance(child, ast.expr) and not hasattr(child, "lineno"):
+                ast.copy_location(child, node)
+        return new
 
     # --- one region -----------------------------------------------------------------------------
     def _region(self, node: ast.For) -> ast.stmt:

@@ -135,6 +135,17 @@ def connect(launcher: Launcher) -> None:
     launcher.differentiate = functools.partial(_differentiate, launcher)
     launcher.history = functools.partial(_history, launcher)
     launcher.connect = connect
+    either = launcher.region.either
+    if either is not None and either.compiles is None:
+        either.compiles = functools.partial(_compiles, launcher)
+
+
+def _compiles(
+    launcher: Launcher, args: tuple[Any, ...], wanted: bool, plain: bool
+) -> Sequence[torch.dtype] | None:
+    from weft.pytorch.element_loops import compiles  # where there are such loops
+
+    return compiles(launcher, args, wanted, plain)
 
 
 def _differentiate(launcher: Launcher, args: tuple[Any, ...]) -> Any:

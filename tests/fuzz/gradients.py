@@ -212,6 +212,8 @@ def arguments(random: Random, drawn: SmoothKernel) -> tuple[Tensors, torch.Tenso
     shape = (rows, random.choice(sizes))[: drawn.rank]
     shapes = (shape, (rows, random.choice(sizes)), (random.choice((1, 2, 3, 7)),))
     x, y, z = (torch.randn(s, generator=generator).to(dtype) for s in shapes)
+    if random.random() < 0.1:  # factors of a product
+        x[torch.rand(shape, generator=generator) < 0.3] = 0.0
     if drawn.half:
         x = x.to(random.choice((torch.float16, torch.bfloat16)))
     m = torch.randint(-9, 20, shape, generator=generator)

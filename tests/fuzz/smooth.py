@@ -369,6 +369,7 @@ def smooth_kernel(random: Random) -> SmoothKernel:
         g.emit(2, random.choice((
             "total += f1", "total = max(total, f0)", "total = min(total, f1)",
             "total -= 0.5 * f0 * f1", "total *= 1.0 + 0.3 * f0 / (1.0 + f0 * f0)",
+            f"total *= x[{place}]",
         )))  # fmt: skip
     if count:
         g.emit(2, f"if {g.condition()}:")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.fuzz.gradients import check_gradients, check_recurrences, check_second
 from tests.fuzz.histories import check_history
 from tests.fuzz.ties import check_ties
+from tests.fuzz.transforms import check_transforms
 from weft.pytorch import workspaces
 
 COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "16"))
@@ -88,3 +89,10 @@ def test_gradients_of_random_host_parts_are_differences_of_the_python(part: int)
 def test_derivatives_where_two_operands_of_an_extremum_are_equal(part: int) -> None:
     count = max(COUNT // 4 // FEWER, 6)
     assert outcomes(check_ties, count)["compared"] == count
+
+
+@pytest.mark.parametrize("part", range(FEWER))
+@pytest.mark.slow
+def test_transforms_of_random_kernels_change_no_number(part: int) -> None:
+    count = max(COUNT // 4 // FEWER, 6)
+    assert outcomes(check_transforms, count)["compared"] > 0.5 * count

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from weft.autodiff import zero_factors
 from weft.autodiff.adjoint import Buffer
 from weft.autodiff.jvp import Tangent
 from weft.autodiff.lengths import space
@@ -66,8 +67,8 @@ class _Forward(Walk):
 
     # --- the parallel loop ------------------------------------------------------------------------
     def _loop(self, op: Op) -> Sequence[Value]:
-        """The loop with tangents of its sums. Gives four totals for each product: see
-        ``_factor``."""
+        """The loop with tangents of its sums. Gives the totals of each product:
+        see ``_factor``."""
         kinds, starts = Parallel(op).kinds, Parallel(op).inits
         sums, products = self._reduced(op, ["addf"]), self._reduced(op, ["mulf"])
         for k in self.active(op.results):
@@ -101,25 +102,10 @@ class _Forward(Walk):
         return loop.results[n + len(sums) :]
 
     def _factor(self, value: Value) -> list[Value]:
-        """What a factor contributes to (number of zeros, product of all others, sum of tangent
-        over value of all others, sum of the tangents of zeros)."""
-        v, t = self.env[value], self.tangent(value)
-        zero, one = self.number(0.0, v.type), self.number(1.0, v.type)
-        none = self.b.op("arith.cmpf", v, zero, predicate="oeq")
-        ratio = self.b.op("arith.divf", t, self.b.op("arith.select", none, one, v))
-        pairs = ((one, zero), (one, v), (zero, ratio), (t, zero))
-        return [self.b.op("arith.select", none, x, y) for x, y in pairs]
-
-    def _product(self, parts: Sequence[Value]) -> Value:
-        """The tangent of a product from the totals of ``_factor``, also with zeros among them."""
-        zeros, rest, ratios, of_zeros = parts
-        zero, one = self.number(0.0, rest.type), self.number(1.0, rest.type)
-        none = self.b.op("arith.cmpf", zeros, zero, predicate="oeq")
-        single = self.b.op("arith.cmpf", zeros, one, predicate="oeq")
-        alone = self.b.op("arith.mulf", rest, of_zeros)
-        without = self.b.op("arith.mulf", rest, ratios)
-        return self.b.op("arith.select", none, without,
-                         self.b.op("arith.select", single, alone, zero))  # fmt: skip
+        """What a factor contributes to the totals of which its product's tangent is made."""
+        v = self.env[value]
+        return [*zero_factors.parts(self.b, v),
+                *zero_factors.parts_of_tangent(self.b, v, self.tangent(value))]  # fmt: skip
 
     # --- what is known after the loop -------------------------------------------------------------
     def _in_steps(self, head: Sequence[Op], op: Op, tail: Sequence[Op]) -> None:
@@ -151,8 +137,9 @@ class _Forward(Walk):
             for k, name in sums.items():
                 self.twin[op.results[k]] = self._kept(name)
             for j, k in enumerate(products):
-                four = [self._kept(name) for name in parts[4 * j : 4 * j + 4]]
-                self.twin[op.results[k]] = self._product(four)
+                n = len(_PRODUCT)
+                mine = [self._kept(name) for name in parts[n * j : n * (j + 1)]]
+                self.twin[op.results[k]] = zero_factors.tangent(self.b, mine)
             for j, k in enumerate(extrema):
                 count, sum = (self._kept(name) for name in winners[2 * j : 2 * j + 2])
                 self.twin[op.results[k]] = self._mean(count, sum, self.env[op.results[k]])
@@ -250,4 +237,4 @@ class _Forward(Walk):
 
 
 # Combiners of what ``_Forward._factor`` gives.
-_PRODUCT = ["addf", "mulf", "addf", "addf"]
+_PRODUCT = [*zero_factors.COMBINERS, *zero_factors.OF_TANGENT]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from weft.autodiff import zero_factors
 from weft.autodiff.adjoint import Buffer
 from weft.autodiff.adjoints import Adjoints
 from weft.autodiff.recompute import Recomputation
@@ -71,24 +72,26 @@ class Totals:
     def _product_of_others(self, result: Value, given: Value, type: ScalarType) -> Value:
         """The product of what all other iterations contribute, also with zeros among it."""
 
-        def is_zero(new: Recomputation) -> Value:
-            one, zero = new.b.constant(1.0, type), new.b.constant(0.0, type)
-            return new.b.if_equal(_again(new, given), zero, one, zero)
+        def part(k: int) -> Callable[[Recomputation], Value]:
+            def of_one(new: Recomputation) -> Value:
+                if k == 0:  # the first that is asked for
+                    made[:] = zero_factors.parts(new.b, _again(new, given))
+                return made[k]
 
-        def unless_zero(new: Recomputation) -> Value:
-            value, zero = new.env[given], new.b.constant(0.0, type)
-            return new.b.if_equal(value, zero, new.b.constant(1.0, type), value)
+            return of_one
 
+        made: list[Value] = []
         last = result.name or "total"
-        totals = [self._buffer("total", f"{k}.{last}", type, None) for k in range(2)]
-        product = "mulf", self._start(result), unless_zero
-        self._loop("totals", [_count(type, is_zero), product], totals)
-        zeros, rest = (_entry(self.new, total) for total in totals)
-        b, mine = self.new.b, self.new.env[given]
-        zero, one = b.constant(0.0, type), b.constant(1.0, type)
-        others = b.if_equal(zeros, zero, b.op("arith.divf", rest, mine), zero)
-        alone = b.if_equal(zeros, one, rest, zero)
-        return b.if_equal(mine, zero, alone, others)
+        kinds = zero_factors.COMBINERS
+        totals = [self._buffer("total", f"{k}.{last}", type, None) for k in range(len(kinds))]
+        start = self._start(result)
+        wanted: list[Reduction] = [
+            (kind, start if kind == "mulf" else lambda new: new.b.constant(0.0, type), part(k))
+            for k, kind in enumerate(kinds)
+        ]
+        self._loop("totals", wanted, totals)
+        found = [_entry(self.new, total) for total in totals]
+        return zero_factors.others(self.new.b, found, self.new.env[given])
 
     def _start(self, result: Value) -> Callable[[Recomputation], Value]:
         parallel = self.new.primal.parallel

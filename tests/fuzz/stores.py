@@ -35,10 +35,12 @@ def text(random: Random, rank: int) -> str:
     loop = f"for {at} in weft.ndrange({axes}):" if rank > 1 else f"for {at} in range{axes}:"
     lines = [f"o[{random.choice((at, back))}] = {value(2)}"]
     if random.random() < 0.5:
-        lines.append(f"p[{at}] = {value(1)}")
-    if random.random() < 0.2:
-        lines.append(f"p[{back}] = {value(0)}")
-    body = "\n".join(f"        {line}" for line in lines[:2])
+        lines.append(f"p[{random.choice((at, at, back))}] = {value(1)}")
+    if random.random() < 0.4:
+        choice = [f"if {value(0)} > {value(0)}:", f"    a, b = {value(1)}, {value(1)}",
+                  "else:", f"    a, b = {value(1)}, {value(0)}"]  # fmt: skip
+        lines = [*choice, f"{lines[0]} + a", *(f"{line} * b" for line in lines[1:])]
+    body = "\n".join(f"        {line}" for line in lines)
     return f"def kernel(x, y, z, o, p, d: int, n: int):\n    {loop}\n{body}\n"
 
 
@@ -56,7 +58,7 @@ def check(random: Random) -> bool:
     """Draws a loop, and runs it with stores that stream and without. Whether any does."""
     rank = random.randint(1, 3)
     shape = [random.choice(SIZES[:7]) for _ in range(rank - 1)] + [random.choice(SIZES)]
-    plain = function(text(random, rank))
+    plain = function(drawn := text(random, rank))
     dtypes = [random.choice(DTYPES) for _ in range(5)]
     seed, d, n = random.randrange(1 << 30), random.choice((1, 3, 16, 40)), random.randrange(9)
     memory, streams = [], False
@@ -75,5 +77,5 @@ def check(random: Random) -> bool:
         memory.append(wholes)
         streams = any(s.compiled.streaming for s in compiled.specializations)
     for usual, past in zip(*memory, strict=True):
-        assert torch.equal(usual, past), f"{text}\n{shape}, {dtypes}, {d}, {n}, {seed}"
+        assert torch.equal(usual, past), f"{drawn}\n{shape}, {dtypes}, {d}, {n}, {seed}"
     return streams

@@ -127,6 +127,17 @@ def across(x, o):
 
 
 @weft.kernel
+def two_values(x, o, p):
+    for i, j in o:
+        a, b = 0.0, 1.0
+        if x[i, j] > 0.5:
+            a = x[i, j] * 3
+            b = x[i, j] + 1
+        o[i, j] = a
+        p[i, j] = b
+
+
+@weft.kernel
 def row_sums(x, o):
     for i in range(o.shape[0]):
         s = 0.0
@@ -144,6 +155,7 @@ def found(x, o):
 X, NARROW = torch.ones(3, 4), torch.ones(3, 4, dtype=torch.int16)
 YES = {
     "copied": (copied, X, X), "twice": (twice, X, X, X), "shifted": (shifted, X, X),
+    "a branch that makes two values": (two_values, X, X, X),
     "bricks": (wall_rgb, torch.ones(2, 3, 3), torch.ones(4, 5, 3), 1, 2, 3),
     "rows of a wider one": (copied, X, torch.ones(3, 8)[:, :4]),
 }  # fmt: skip

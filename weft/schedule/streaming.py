@@ -97,11 +97,11 @@ def _is_arithmetic(op: Op) -> bool:
 
 
 def _cost(op: Op) -> int:
-    if op.name in ("arith.constant", "memref.dim") or OPS[op.name].terminator:
-        return 0
+    if op.name in ("arith.constant", "memref.dim") or OPS[op.name].terminator or op.regions:
+        return 0  # (what is inside of regions is counted by itself)
     if op.name == "arith.divf" or op.name.startswith("math."):
         return _DEAR
-    if op.results and op.result.type is index:  # where something is, alike for all or hoisted
+    if op.results and op.results[0].type is index:  # where something is, alike for all or hoisted
         return _DEAREST if "div" in op.name or "rem" in op.name else 0
     return _DEAREST if "div" in op.name or "rem" in op.name else 1
 

@@ -62,15 +62,16 @@ Variants = Mapping[Pass, Sequence[Pass]]  # what stands in place of a pass
 def to_code(
     function: Function, options: Options, *, noalias: bool = True,
     listener: Callable[[str, Function], None] | None = None, asked: str | None = None,
-    made_for: str = "",
+    made_for: str = "", streaming_beyond: int | None = None,
 ) -> cpu.CpuCode:  # fmt: skip
     """IR to object code of this machine (or of another, see ``compile_cpu``), by the schedule that
-    is ``asked`` for. Raises ``RaceError`` where iterations provably meet, ``ScheduleError``; in
+    is ``asked`` for, or with stores that stream where arrays have more bytes than
+    ``streaming_beyond``. Raises ``RaceError`` where iterations provably meet, ``ScheduleError``; in
     debug mode, the code checks at run time where that is not known."""
     wish = asked is not None
     function = optimize_for_cpu(function, options, noalias=noalias, listener=listener, asked=wish)
     schedule = None if asked is None else default_cpu.completed(asked)
-    return cpu.compile_cpu(function, schedule, made_for)
+    return cpu.compile_cpu(function, schedule, made_for, streaming_beyond)
 
 
 def optimize_for_cpu(
@@ -249,11 +250,11 @@ def _equal_sizes(function: Function, equal: Mapping[str | Size, Size]) -> dict[V
 
 def stages(
     region: Region, specs: dict[str, Spec], source: FunctionSource, options: Options, *,
-    arch: str = "", taken: str = "",
+    arch: str = "", taken: str = "", streaming_beyond: int | None = None,
 ) -> Stages:  # fmt: skip
     """Compiles once more, for this machine or the GPU ``arch``, keeping what each stage made.
     Nothing is loaded or cached. ``taken``: the text of the schedule for a GPU; "": what is
-    asked for, or what a large call takes."""
+    asked for, or what a large call takes. ``streaming_beyond``: see ``to_code``."""
     lowered = lower(region, specs, source, debug=options.debug)
     shown = Stages(lowered.function.name)
     shown.texts["source"] = lowered.typed_source
@@ -287,9 +288,11 @@ def stages(
         function = optimize(lowered.function, options, listener=listener, asked=asked)
         shown.texts.update(_gpu_texts(function, arch, asked, step, taken))
         return shown
-    code = to_code(lowered.function, options, listener=listener, asked=asked)
+    code = to_code(lowered.function, options, listener=listener, asked=asked,
+                   streaming_beyond=streaming_beyond)  # fmt: skip
     shown.texts["schedule"] = show(code.schedule) or "nothing: LLVM vectorises"
-    cpu.scheduled(made, code.schedule, host_cpu(), step)
+    beyond = streaming_beyond if asked is None else None
+    cpu.scheduled(made, code.schedule, host_cpu(), step, streaming_beyond=beyond)
     shown.texts["scheduled ir"] = print_function(code.function, spans=options.lines)
     shown.texts["llvm"] = code.llvm
     shown.texts["llvm optimized"] = code.optimized()

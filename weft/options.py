@@ -13,6 +13,7 @@ The only module that reads the environment:
     WEFT_CACHE_MB=512     its size limit
     WEFT_SPECIALIZATIONS=256  how many compiled forms of a loop are kept
     WEFT_TAPE_MB=16       longer tapes of a gradient are replaced by checkpoints
+    WEFT_STREAMING_MB=32  loops on a CPU whose tensors take more store past its caches
     WEFT_TRACEBACK=full   errors show weft's own frames, too
     WEFT_LOGS=...         see ``set_up_logs``
 """
@@ -64,6 +65,7 @@ class Options:
     cache_dir: Path | None = None  # None: the user's cache folder
     cache_bytes: int = 512 << 20
     tape_bytes: int = 16 << 20
+    streaming_bytes: int | None = None  # None: those of the machine's last cache
     specializations: int = 256  # of a loop that are kept
     tuned: bool = True  # schedules by records of tuning
     # What people ask for: device, name of the loop, text.
@@ -100,6 +102,10 @@ def _flag(name: str, default: bool) -> bool:
 def _megabytes(name: str, default: int) -> int:
     """A number of megabytes, in bytes."""
     return _count(name, default, " of megabytes") << 20
+
+
+def _megabytes_if_set(name: str) -> int | None:
+    return _megabytes(name, 32) if os.environ.get(name, "").strip() else None
 
 
 def _count(name: str, default: int, of: str = "") -> int:
@@ -155,6 +161,7 @@ def default_options() -> Options:
         cache_dir=_folder("WEFT_CACHE_DIR"),
         cache_bytes=_megabytes("WEFT_CACHE_MB", 512),
         tape_bytes=_megabytes("WEFT_TAPE_MB", 16),
+        streaming_bytes=_megabytes_if_set("WEFT_STREAMING_MB"),
         specializations=_count("WEFT_SPECIALIZATIONS", 256),
     )
 

@@ -26,7 +26,7 @@ from tests.fuzz import (
 from tests.fuzz.check import check
 from tests.fuzz.generate import Kernel, kernel
 from weft.options import default_options
-from weft.schedule import chunks, copies, parts
+from weft.schedule import chunks, copies, parts, streaming
 
 COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "40"))
 PARTS = max(COUNT // 200, 10)  # so that several processes take part, and none is long
@@ -70,6 +70,33 @@ def in_many_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.sampled(5)
 @pytest.mark.usefixtures("in_many_chunks")
 def test_random_kernels_in_many_chunks(
+    part: int, seed: int, draw: Callable[[Random], Kernel]
+) -> None:
+    check(Random(seed), draw=draw)
+
+
+@pytest.fixture
+def past_caches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """All stores stream that may, of loops of a few iterations and many operations, too. That is
+    in no key of the disk cache."""
+    monkeypatch.setattr(streaming, "SHORTEST", 3)
+    monkeypatch.setattr(streaming, "MOST", 1000)
+    monkeypatch.setenv("WEFT_STREAMING_MB", "0")
+    monkeypatch.setenv("WEFT_CACHE", "0")
+    default_options.cache_clear()
+    yield
+    monkeypatch.undo()
+    default_options.cache_clear()
+
+
+@drawing
+@given(
+    seed=st.integers(0, 1 << 40),
+    draw=st.sampled_from([kernel, nests.kernel, windows.kernel, rows.kernel]),
+)
+@pytest.mark.sampled(5)
+@pytest.mark.usefixtures("past_caches")
+def test_random_kernels_whose_stores_stream(
     part: int, seed: int, draw: Callable[[Random], Kernel]
 ) -> None:
     check(Random(seed), draw=draw)

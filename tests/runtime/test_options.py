@@ -149,7 +149,9 @@ def options(monkeypatch, **environment):
     return default_options.__wrapped__()
 
 
-@pytest.mark.parametrize(("name", "default"), [("WEFT_CACHE_MB", 512), ("WEFT_TAPE_MB", 16)])
+@pytest.mark.parametrize(("name", "default"), [
+    ("WEFT_CACHE_MB", 512), ("WEFT_TAPE_MB", 16), ("WEFT_STREAMING_MB", 32),
+])  # fmt: skip
 def test_a_size_that_is_no_number_is_an_error_with_its_name(monkeypatch, name, default):
     for value in ("abc", "1.5", "-3", "²"):
         with pytest.raises(ValueError, match=name) as raised:
@@ -160,7 +162,8 @@ def test_a_size_that_is_no_number_is_an_error_with_its_name(monkeypatch, name, d
 
 
 def test_an_empty_value_is_the_default(monkeypatch):
-    names = ("WEFT_CACHE_MB", "WEFT_TAPE_MB", "WEFT_CACHE_DIR", "WEFT_CACHE", "WEFT_DEBUG")
+    names = ("WEFT_CACHE_MB", "WEFT_TAPE_MB", "WEFT_CACHE_DIR", "WEFT_CACHE", "WEFT_DEBUG",
+             "WEFT_STREAMING_MB")  # fmt: skip
     assert options(monkeypatch, **dict.fromkeys(names, " ")) == Options()
     assert options(monkeypatch, WEFT_CACHE_MB=" 7 ").cache_bytes == 7 << 20
 

@@ -10,15 +10,18 @@ from weft import timing
 from weft.codegen.interface import Check, Slot
 from weft.codegen.machine import host_cpu, machine
 from weft.codegen.optimize import optimize
+from weft.codegen.past_caches import streaming
 from weft.codegen.tables import described, printed
 from weft.codegen.threads import CpuModule, argument_slots
 from weft.ir.core import Function
+from weft.ir.types import MemRefType
 from weft.schedule import default_cpu, legal_cpu
 from weft.schedule.apply_cpu import apply_cpu
 from weft.schedule.language import Schedule, Vectorize, only
 from weft.schedule.listener import Listener, ignored
 from weft.schedule.machine import CpuMachine
 from weft.schedule.register_tile import all_vectors
+from weft.schedule.streaming import accessed
 from weft.values import frozen
 
 # LLVM's loop vectoriser takes time that grows with the square of the instructions between two
@@ -29,7 +32,8 @@ MOST_VECTORISED = 4000
 @frozen
 class CpuCode:
     """A compiled kernel. ``function``: after the steps of its schedule. ``prints`` holds (parts,
-    kinds of the values) of each weft.print. ``simplified``: LLVM vectorised nothing."""
+    kinds of the values) of each weft.print. ``simplified``: LLVM vectorised nothing. ``accessed``:
+    if stores could stream, the tensors, by number, whose bytes tell whether that pays."""
 
     function: Function
     llvm: str
@@ -41,6 +45,7 @@ class CpuCode:
     schedule: Schedule
     simplified: bool
     cpu: str = ""  # what it is made for, if not this machine
+    accessed: tuple[int, ...] = ()
 
     @property
     def tiled(self) -> bool:
@@ -57,16 +62,21 @@ class CpuCode:
         return machine(cpu=self.cpu).emit_assembly(module)
 
 
-def compile_cpu(function: Function, schedule: Schedule | None = None, cpu: str = "") -> CpuCode:
+def compile_cpu(
+    function: Function, schedule: Schedule | None = None, cpu: str = "",
+    streaming_beyond: int | None = None,
+) -> CpuCode:  # fmt: skip
     """Machine code of ``function`` for this machine, or for the ``cpu`` that is one of
-    ``machine.LEVELS``. Without a ``schedule``, the first candidate
-    is taken. Raises ``ScheduleError`` where a schedule is not legal."""
+    ``machine.LEVELS``. Without a ``schedule``, the first candidate is taken, and stores may stream
+    where its arrays have more bytes than ``streaming_beyond``.
+    Raises ``ScheduleError`` where a schedule is not legal."""
+    beyond = streaming_beyond if schedule is None else None
     if schedule is not None:
         legal_cpu.check(function, schedule, host_cpu(cpu))
     with timing.stage("emit"):
         if schedule is None:
             schedule, *_ = default_cpu.candidates(function, host_cpu(cpu))
-        kernel = scheduled(function, schedule, host_cpu(cpu))
+        kernel = scheduled(function, schedule, host_cpu(cpu), streaming_beyond=beyond)
         text = kernel.emit()
     with timing.stage("llvm"):
         simplified = all_vectors(kernel.function)
@@ -74,14 +84,27 @@ def compile_cpu(function: Function, schedule: Schedule | None = None, cpu: str =
     return CpuCode(
         kernel.function, text, code, kernel.symbol, argument_slots(function),
         described(kernel.function), printed(kernel.function), schedule, simplified, cpu,
+        _deciding(kernel.function, schedule, host_cpu(cpu)),
     )  # fmt: skip
 
 
+def _deciding(function: Function, schedule: Schedule, machine: CpuMachine) -> tuple[int, ...]:
+    if schedule or machine.vector_bytes < 32:  # whole vectors stream
+        return ()
+    arrays = accessed(function)
+    tensors = (v for v in function.args if isinstance(v.type, MemRefType))
+    return tuple(k for k, array in enumerate(tensors) if array in arrays)
+
+
 def scheduled(
-    function: Function, schedule: Schedule, machine: CpuMachine, listener: Listener = ignored
-) -> CpuModule:
+    function: Function, schedule: Schedule, machine: CpuMachine, listener: Listener = ignored,
+    *, streaming_beyond: int | None = None,
+) -> CpuModule:  # fmt: skip
     """``function`` after the steps of ``schedule``, to be written as LLVM IR."""
-    return CpuModule(apply_cpu(function, schedule, machine, listener), machine)
+    beyond = streaming_beyond
+    return CpuModule(
+        apply_cpu(function, schedule, machine, listener, streaming_beyond=beyond), machine
+    )
 
 
 # -- LLVM's side
@@ -96,7 +119,7 @@ def _optimize(text: str, simplified: bool, cpu: str) -> llvm.ModuleRef:
     options = llvm.create_pipeline_tuning_options(speed_level=1 if simplified else 2)
     options.loop_vectorization = longest_block(text) <= MOST_VECTORISED
     optimize(module, made_for, options, simplified=simplified)
-    return module
+    return streaming(module, host_cpu(cpu).vector_bytes)
 
 
 def longest_block(text: str) -> int:

@@ -159,6 +159,9 @@ class Target(Protocol):
         ...
 
 
+STREAMS = "weft.streams"
+
+
 @mutable
 class Module:
     """LLVM IR of one kernel: finished functions, declarations, attributes, metadata."""
@@ -168,6 +171,7 @@ class Module:
     used: dict[str, None] = field(default_factory=dict)  # kept though nobody calls them yet
     attributes: dict[str, int] = field(default_factory=dict)
     metadata: list[str] = field(default_factory=list)
+    streams: str = ""  # the mark of stores that stream, once there are any (see ``past_caches``)
     lines: Lines | None = None  # the source lines of instructions, where they are wanted
 
     def attribute(self, text: str) -> str:
@@ -181,6 +185,12 @@ class Module:
         self.metadata.append(f"{name} = {word}{text.replace('{self}', name)}")
         return name
 
+    def streaming(self, group: str) -> str:
+        """The access group of a store that is one of ``group``, and streams."""
+        if not self.streams:
+            self.streams = self.node("!{}")
+        return self.node(f"!{{{group}, {self.streams}}}")
+
     def __str__(self) -> str:
         parts = list(self.functions)
         parts += self.declarations
@@ -191,6 +201,7 @@ class Module:
                          ', section "llvm.metadata"')  # fmt: skip
         parts += (f"attributes #{k} = {{ {text} }}" for text, k in self.attributes.items())
         parts += self.metadata
+        parts += [f"!{STREAMS} = !{{{self.streams}}}"] if self.streams else []
         parts += self.lines.named if self.lines is not None else ()
         return "\n".join(parts) + "\n"
 

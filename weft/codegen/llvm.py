@@ -16,7 +16,7 @@ from weft.codegen.pool import AVAILABLE, CUT
 from weft.ir.core import Block, Op
 from weft.ir.ops import OPS
 from weft.ir.types import ScalarType, i1
-from weft.ir.views import CheckRace, Copies, CopyOf, For, Parallel, RowsFollow, memory
+from weft.ir.views import CheckRace, Copies, CopyOf, For, Parallel, RowsFollow, ToLine, memory
 
 
 def emit_block(e: Emitter, block: Block) -> list[str]:
@@ -74,11 +74,12 @@ def place(e: Emitter, op: Op, view: View, indices: Sequence[str]) -> tuple[str, 
     return pointer, op.attrs.get("align", element.bytes)
 
 
-def access_tail(e: Emitter, view: View, align: int = 0) -> str:
+def access_tail(e: Emitter, view: View, align: int = 0, *, streams: bool = False) -> str:
     """Alignment and metadata of a load or store."""
     tail = f", align {align or view.type.element.bytes}"
     if e.groups and view.parallel:
-        tail += f", !llvm.access.group {e.groups[-1]}"
+        group = e.module.streaming(e.groups[-1]) if streams else e.groups[-1]
+        tail += f", !llvm.access.group {group}"
     return tail
 
 
@@ -89,11 +90,14 @@ def load(e: Emitter, view: View, pointer: str, align: int = 0) -> str:
     return e.inst(f"icmp ne i8 {value}, 0") if element is i1 else value
 
 
-def store(e: Emitter, view: View, pointer: str, value: str, align: int = 0) -> None:
+def store(
+    e: Emitter, view: View, pointer: str, value: str, align: int = 0, *, streams: bool = False
+) -> None:
     element = view.type.element
     if element is i1:
         value = e.inst(f"zext i1 {value} to i8")
-    e.line(f"store {memory_type(element)} {value}, ptr {pointer}{access_tail(e, view, align)}")
+    tail = access_tail(e, view, align, streams=streams)
+    e.line(f"store {memory_type(element)} {value}, ptr {pointer}{tail}")
 
 
 @rule("memref.load")
@@ -106,7 +110,7 @@ def _load(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 def _store(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     view, indices, (value,) = e.access(op, operands)
     pointer, align = place(e, op, view, indices)
-    store(e, view, pointer, value, align)
+    store(e, view, pointer, value, align, streams="streaming" in op.attrs)
     return ()
 
 
@@ -238,6 +242,8 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     if op.attrs.get("independent"):  # iterations of what was a parallel loop
         group = e.module.node("!{}")
         accesses = e.module.node(f'!{{!"llvm.loop.parallel_accesses", {group}}}')
+        if any("streaming" in inner.attrs for inner in body.ops):  # what is left does not stream
+            accesses += ", " + e.module.node('!{!"llvm.loop.interleave.count", i32 1}')
         metadata = e.module.node(f"!{{{{self}}, {accesses}}}")
         e.groups.append(group)
     if "unroll" in op.attrs:  # what runs rarely, or not for long: see schedule/unroll_jam.py
@@ -457,6 +463,14 @@ def _rows_follow(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         pair = (view.strides[axis - 1], deeper) if view.strides else (view.sizes[axis], trips)
         found = e.inst(f"and i1 {found}, {e.inst(f'icmp eq i64 {pair[0]}, {pair[1]}')}")
     return [found]
+
+
+@rule("weft.to_line")
+def _to_line(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+    view, (_, subscripts) = e.views[ToLine(op).memref], ToLine(op).split(operands)
+    number = e.inst(f"ptrtoint ptr {address(e, view, subscripts)} to i64")
+    ahead = e.inst(f"and i64 {e.inst(f'sub i64 0, {number}')}, {_LINE - 1}")
+    return [e.inst(f"lshr i64 {ahead}, {view.type.element.bytes.bit_length() - 1}")]
 
 
 @rule("weft.copies")

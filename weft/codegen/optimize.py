@@ -31,3 +31,15 @@ def optimize(
         passes.run(module, builder)
         ffi.lib.LLVMPY_DisposeNewModulePassManger(passes)
     passes.detach()
+
+
+def inlined(module: llvm.ModuleRef) -> llvm.ModuleRef:
+    """``module``, in which functions that are always inlined are, and nothing else is changed."""
+    target = llvm.Target.from_triple(module.triple).create_target_machine()
+    builder = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options())
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_always_inliner_pass()
+    passes.run(module, builder)
+    ffi.lib.LLVMPY_DisposeNewModulePassManger(passes)
+    passes.detach()
+    return module

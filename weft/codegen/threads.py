@@ -24,6 +24,10 @@ from weft.ir.types import MemRefType, ScalarType
 from weft.ir.views import CheckRace, Parallel
 from weft.schedule.machine import CpuMachine
 
+_TRAITS = 'nounwind "prefer-vector-width"="512" "no-trapping-math"="true"'
+# LLVM calls no functions of C's library in place of loops.
+_NO_COPIES, _NO_FILLS = ' "no-builtin-memcpy"', ' "no-builtin-memset"'
+
 
 def argument_slots(function: Function) -> tuple[Slot, ...]:
     """The layout of the argument block that the compiled function takes."""
@@ -62,10 +66,7 @@ class CpuModule:
         self.loops = [op for op in ops if "chunks" in op.attrs]
         # Runs (``passes/split_quotients.py``) are short: memcpy for each costs more than it saves.
         runs = any("independent" in op.attrs and "counts" not in op.attrs for op in ops)
-        self.traits = self.module.attribute(
-            'nounwind "prefer-vector-width"="512" "no-trapping-math"="true"'
-            + (' "no-builtin-memcpy"' if runs else "")
-        )
+        self.traits = self.module.attribute(_TRAITS + (_NO_COPIES if runs else ""))
 
     def emit(self) -> str:
         """The module's text."""
@@ -106,14 +107,14 @@ class CpuModule:
             self.cpu.record = e.load_word("%slots", self.record, "ptr")
         self.cpu.leave = e.label("leave")
 
-    def _finish(self, e: Emitter, header: str) -> None:
+    def _finish(self, e: Emitter, header: str, traits: str = "") -> None:
         """Ends a function that returns nothing, with the place where failed checks go."""
         e.jump(self.cpu.leave)
         e.start(self.cpu.leave)
         for place in e.owned:
             e.call_void("free", ("ptr", e.inst(f"load ptr, ptr {place}")))
         e.line("ret void")
-        e.finish(f"{header} {self.traits}")
+        e.finish(f"{header} {traits or self.traits}")
 
     # -- the entry
 
@@ -186,9 +187,11 @@ class CpuModule:
         alias = "noalias " if self.function.attrs.get("noalias") else ""
         memrefs = "".join(f", ptr {alias}{p}" for p in pointers)
         own = "ptr noalias readonly %slots, ptr noalias readonly %frame, i64 %number"
+        traits = ""
         if any("streaming" in inner.attrs for inner in walk(op.body)):
             e.call_void("llvm.x86.sse.sfence")  # other threads see what streamed
-        self._finish(e, f"define internal void @chunk{number}({own}{memrefs}) noinline")
+            traits = self.module.attribute(f"{_TRAITS}{_NO_COPIES}{_NO_FILLS}")
+        self._finish(e, f"define internal void @chunk{number}({own}{memrefs}) noinline", traits)
 
     def _bind_captured(self, e: Emitter, op: Op) -> None:
         """Binds what was computed before the loop: constants and sizes anew, the rest is loaded."""

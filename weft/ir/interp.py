@@ -40,6 +40,7 @@ _NUMPY: dict[str, tuple[str, ...]] = {
 # Called after each operation with the operation, its operands and its results.
 Watch = Callable[[Op, Sequence[Any], Sequence[Any]], object]
 _AS_BITS = (bf16, f8e4m3, f8e5m2)  # which numpy has no type for
+_LINE = 16  # elements of a line of memory
 _UNDEFINED = {"float": np.nan, "int": 77, "index": 7777777, "bool": True}
 
 
@@ -461,4 +462,5 @@ RULES: dict[str, Callable[..., Any]] = {
     "weft.copy_of": lambda m, op, copies, k, array: copies[k] if len(copies) else array,
     "weft.rows_follow": lambda m, op, *operands: False,
     "weft.threads": lambda m, op: m.threads,
+    "weft.to_line": lambda m, op, memref, *subscripts: -sum(subscripts) % _LINE,
 }

@@ -276,6 +276,11 @@ _row(
     attrs=("behind",),
 )  # fmt: skip
 _row(
+    "weft.to_line", "memref index...", "index",
+    "how many elements it is from the one at these subscripts, which may be none of the memref's, "
+    "to where a line of memory begins",
+)  # fmt: skip
+_row(
     "weft.threads", "", "index",
     "how many threads share the iterations of the outermost loop, at least 1: what a function "
     "computes does not depend on it",

@@ -280,6 +280,26 @@ class CheckRace(View):
         return listed[1], listed[2 : 2 + self.rank], listed[2:]
 
 
+class Cut(View):
+    """``weft.chunks``. ``total``: the iterations that are cut."""
+
+    __slots__ = ()
+
+    total = _Operand(0)
+
+
+class ToLine(View):
+    """``weft.to_line``."""
+
+    __slots__ = ()
+
+    memref = _Operand(0)
+
+    def split(self, listed: Sequence[T]) -> tuple[T, Sequence[T]]:
+        """The memref and the subscripts among ``listed``."""
+        return listed[0], listed[1:]
+
+
 class RowsFollow(View):
     """``weft.rows_follow``."""
 

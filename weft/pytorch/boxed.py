@@ -452,7 +452,8 @@ def _fitting(launcher: Launcher, compiled: Made, tensors: Sequence[torch.Tensor]
     found = compiled.fitting(tensors, launcher)
     if isinstance(compiled, Compiled):
         digest, device = compiled.loop.digest, tensors[0].device
-        if found is not compiled or not tuned.records.none(launcher.options, digest, device):
+        own = compiled, compiled.streaming  # which asks for the sizes at each call
+        if found not in own or not tuned.records.none(launcher.options, digest, device):
             raise Unfit
     return found
 

@@ -160,7 +160,8 @@ OPAQUE: dict[str, str] = {
     **dict.fromkeys(("gpu.thread_id", "gpu.block_id", "gpu.block_dim", "gpu.grid_dim",
                      "gpu.barrier", "gpu.copies_wait", "gpu.shuffle"), _GRID),
     **dict.fromkeys(
-        ("weft.chunks", "weft.copies", "weft.copy_of", "weft.rows_follow", "weft.threads"),
+        ("weft.chunks", "weft.copies", "weft.copy_of", "weft.rows_follow", "weft.threads",
+         "weft.to_line"),
         "it is made by schedules, which Inductor has its own of",
     ),
 }  # fmt: skip

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from weft import compiler
+from weft.codegen import caches
 from weft.codegen.boxed_forms import (
     ANY,
     CPU,
@@ -64,9 +65,13 @@ class Codes:
             function = copy.copy(job.loop.function)
             function.name = f"{function.name}_{len(self.objects)}"
             asked = job.options.asked("cpu", job.loop.summary.name)
+            limit = job.options.streaming_bytes
+            if limit is None:
+                limit = caches.USUAL if self.cpu else caches.last_level()
             found = compiler.to_code(
-                function, job.options, noalias=job.noalias, asked=asked, made_for=self.cpu
-            )
+                function, job.options, noalias=job.noalias, asked=asked, made_for=self.cpu,
+                streaming_beyond=limit,
+            )  # fmt: skip
             if found.checks or found.prints:
                 raise Unfit
             self._made[job.loop.digest] = found

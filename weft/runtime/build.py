@@ -119,7 +119,8 @@ def _made(lowered: Lowered, options: Options) -> Loop:
 class Job:
     """A loop to compile. ``key``: of what is kept in ``cache``; ``checked``: with tests at run time
     of what is not known about races; ``asked``: the text of a schedule, a person's or a tuned
-    one."""
+    one. ``streaming_beyond``: where a CPU's stores may stream, the bytes of arrays from which on
+    they do."""
 
     backend: Backend
     loop: Loop
@@ -129,6 +130,7 @@ class Job:
     cache: DiskCache | None
     checked: bool
     asked: str | None = None
+    streaming_beyond: int | None = None
 
 
 @mutable
@@ -295,13 +297,17 @@ def log_stages(name: str, what: str, recording: timing.Recording) -> None:
 @frozen
 class Header:
     """What the cache keeps beside object code: what calls of it are like (see ``CpuCode``), and the
-    text of its schedule."""
+    text of its schedule. ``accessed``: of ``CpuCode``."""
 
     schedule: str
     symbol: str
     slots: tuple[Slot, ...]
     checks: tuple[Check, ...]
     prints: tuple[tuple[tuple[str | None, ...], tuple[str, ...]], ...]
+    accessed: tuple[int, ...] = ()
+
+
+SMALL = 1 << 20  # bytes that every machine's last cache has
 
 
 @mutable
@@ -310,6 +316,34 @@ class Compiled(Made):
 
     code: LoadedFunction
     header: Header
+    # The same with a second loop, whose stores stream where a call is large.
+    streaming: Compiled | None = field(init=False, default=None)
+
+    def fitting(self, tensors: Sequence[torch.Tensor], chooser: Chooser) -> Made:
+        found = Made.fitting(self, tensors, chooser)
+        decide = [tensors[k] for k in self.header.accessed if k < len(tensors)]
+        if found is not self or self.job.asked is not None or not decide:
+            return found
+        bytes = sum(t.numel() * t.element_size() for t in decide)
+        limit = self.job.options.streaming_bytes
+        if limit is None:
+            if bytes <= SMALL:
+                return self
+            from weft.codegen.caches import last_level  # which looks at files
+
+            limit = last_level()
+        return self._streaming(limit) if bytes > limit else self
+
+    def _streaming(self, limit: int) -> Compiled:
+        if self.streaming is None:
+            job = self.job
+            key = hashed(job.key, "streaming", limit)
+            with rarely_collected, timing.record() as recording:
+                made = compiled(replace(job, key=key, streaming_beyond=limit))
+            _finished(made, recording)
+            assert isinstance(made, Compiled)
+            self.streaming = made
+        return self.streaming
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -319,8 +353,11 @@ class Compiled(Made):
         self, tensors: Sequence[torch.Tensor], error: Failure, *, brief: bool
     ) -> tuple[Callable[[bytes], object], native.Direct | None]:
         code = self.code
-        log_schedule.debug("%s: by `%s`%s", self.loop.summary.name, self.header.schedule,
-                           "" if self.header.schedule else ": LLVM vectorises")  # fmt: skip
+        how, beyond = self.header.schedule, self.job.streaming_beyond
+        log_schedule.debug(
+            "%s: by `%s`%s%s", self.loop.summary.name, how, "" if how else ": LLVM vectorises",
+            "" if beyond is None else f", stores stream beyond {beyond} bytes",
+        )  # fmt: skip
         call = code.call_holding_gil if brief else code.call
         if self.header.checks:
             from weft.runtime.race_shadow import checked  # assertions, and debug mode
@@ -337,7 +374,7 @@ class Compiled(Made):
 class Cpu:
     """Object code, linked into this process."""
 
-    name, version = "cpu", 4
+    name, version = "cpu", 5
 
     def machine(self) -> str:
         return processor()
@@ -360,12 +397,14 @@ class Cpu:
 
         options = replace(job.options, debug=job.checked)
         code = pipeline.to_code(
-            job.loop.function, options, noalias=job.noalias, asked=job.asked
+            job.loop.function, options, noalias=job.noalias, asked=job.asked,
+            streaming_beyond=job.streaming_beyond,
         )  # fmt: skip
         log_llvm.debug("%s", code.llvm)
         if log_asm.isEnabledFor(logging.DEBUG):
             log_asm.debug("%s", code.assembly())
-        header = Header(show(code.schedule), code.symbol, code.slots, code.checks, code.prints)
+        said = show(code.schedule)
+        header = Header(said, code.symbol, code.slots, code.checks, code.prints, code.accessed)
         if job.cache is not None:
             job.cache.store(job.key, to_json(header), code.object)
         return self._loaded(job, header, code.object)

@@ -84,7 +84,8 @@ def inspected(
         arch, options, specs = "", launcher.options, launcher.forms.specs(values)
         place = "cuda" if on_gpu else "cpu"
         made = launcher.forms.specialize([*specs.values()], place=place).compiled
-        tuned = made.fitting(tensors, launcher).job.asked
+        fitting = made.fitting(tensors, launcher).job
+        tuned, beyond = fitting.asked, fitting.streaming_beyond
         if tuned is not None:  # or what a person asks for
             asked = (place, made.loop.summary.name, tuned)
             options = replace(options, schedules=(asked,))
@@ -92,7 +93,9 @@ def inspected(
             from weft.runtime import gpu  # imported by the call already
 
             arch = gpu.architecture(on_gpu[0].get_device())
-        found = compiler.stages(launcher.region, specs, launcher.source, options, arch=arch)
+        found = compiler.stages(
+            launcher.region, specs, launcher.source, options, arch=arch, streaming_beyond=beyond
+        )
         found.texts["inductor"] = fused(launcher, values)
         return found
 

@@ -26,19 +26,25 @@ from weft.schedule.nest import LoopNest, axes_of
 from weft.schedule.own import OwnStep
 from weft.schedule.parts import Parts, has_parts, in_parts
 from weft.schedule.register_tile import register_tile
+from weft.schedule.streaming import streaming
 from weft.schedule.unroll_jam import unroll_jam
 
 
 def apply_cpu(
-    function: Function, schedule: Schedule, machine: CpuMachine, listener: Listener = ignored
-) -> Function:
+    function: Function, schedule: Schedule, machine: CpuMachine, listener: Listener = ignored,
+    *, streaming_beyond: int | None = None,
+) -> Function:  # fmt: skip
     """``function`` after the steps of ``schedule``, which it allows, shared by threads.
-    ``listener`` is told of each step that rewrites it, and what came of it."""
+    ``listener`` is told of each step that rewrites it, and what came of it. ``streaming_beyond``:
+    where its arrays have more bytes, stores go past the caches."""
     function, parallel = transformed(function, schedule, machine, listener)
     if parallel is not None:
         function = _shared(function, parallel, schedule)
         listener(show(several(schedule, Privatize)) or "chunks", function)
     function = collapsed(function)
+    if streaming_beyond is not None:
+        function = streaming(function, streaming_beyond)
+        listener("streaming", function)
     return annotated(function, numbered(function))
 
 

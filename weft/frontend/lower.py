@@ -35,7 +35,7 @@ from weft.frontend import (
 from weft.frontend.accumulations import ATOMIC
 from weft.frontend.advice import advise
 from weft.frontend.config import block_dim
-from weft.frontend.context import Lowering
+from weft.frontend.context import Again, Lowering
 from weft.frontend.desugar import desugar_body, desugar_function, leaving
 from weft.frontend.hints import is_once, noting
 from weft.frontend.kinds import (
@@ -99,7 +99,11 @@ def lower(
     for _ in range(MOST_ROUNDS):
         kinds = {key: kind for key, kind in kinds.items() if not isinstance(kind, OpaqueKind)}
         lowering = Lowering(region, specs, source, kinds, debug, sources=sources)
-        lowered = _run(lowering)
+        try:
+            lowered = _run(lowering)
+        except Again:
+            kinds = {}
+            continue
         if not lowering.widened:
             _advise(lowering)
             print(*lowering.printed, sep="", end="")

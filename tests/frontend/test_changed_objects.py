@@ -119,41 +119,6 @@ def put_func(p, v):
     return p.x
 
 
-def sum_of(a, b):
-    a.x += 1
-    return a.x + b.x
-
-
-def two_names(x: torch.Tensor) -> None:
-    for i in range(1):
-        p = Point(1.0, 2.0)
-        q = p
-        q.y = 5.0
-        x[i] = p.y
-
-
-def in_a_tuple(x: torch.Tensor) -> None:
-    for i in range(1):
-        p = Point(1.0, 2.0)
-        both = (p, 1.0)
-        p.x = 7.0
-        x[i] = both[0].x
-
-
-def returned(x: torch.Tensor) -> None:
-    for i in range(1):
-        p = Point(1.0, 2.0)
-        q = p.add_twice(1.0)
-        q.x = 7.0
-        x[i] = p.x
-
-
-def given_twice(x: torch.Tensor) -> None:
-    for i in range(1):
-        p = Point(1.0, 2.0)
-        x[i] = sum_of(p, p)
-
-
 def in_a_loop(x: torch.Tensor) -> None:
     for i in range(1):
         p, q = Point(1.0, 2.0), Point(3.0, 4.0)
@@ -168,12 +133,6 @@ def from_outside(x: torch.Tensor) -> None:
     for i in range(1):
         GLOBAL.add(1.0)
         x[i] = GLOBAL.x
-
-
-def without_a_name(x: torch.Tensor) -> None:
-    for i in range(1):
-        put(Point(1.0, 2.0), 3.0)
-        x[i] = 1.0
 
 
 def to_a_func(x: torch.Tensor) -> None:
@@ -202,13 +161,6 @@ def in_a_generator(x: torch.Tensor) -> None:
         x[i] = sum(r.next() for _ in range(4)) + r.s
 
 
-def in_a_lambda(x: torch.Tensor) -> None:
-    for i in range(1):
-        r = Counter(i)
-        f = lambda: r.next()  # noqa: B023, E731
-        x[i] = f() + r.s
-
-
 @ti.func
 def counted(s: ti.template()):
     s += 1
@@ -226,15 +178,9 @@ REFUSED = {
     in_a_condition: _PART,
     in_a_test: _PART,
     in_a_generator: _PART,
-    in_a_lambda: "`next` changes `r`, which is no variable here",
     template_in_a_condition: _PART,
-    two_names: "what is changed by the name `q` may be `p`, too",
-    in_a_tuple: "what is changed by the name `p` may be `both`, too",
-    returned: "what is changed by the name `q` may be `p`, too",
-    given_twice: "what is changed by the name `a` may be `b`, too",
     in_a_loop: "what is changed by the name `q` may be `p`, too",
     from_outside: "`self` is what the function was called with",
-    without_a_name: "`put` changes `p`, which has no name here",
     to_a_func: "`p` is what the function was called with",
 }
 

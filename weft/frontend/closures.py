@@ -9,28 +9,15 @@ from __future__ import annotations
 import ast
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
+from weft.frontend import lists, objects
 from weft.frontend.context import EXPRESSIONS, STATEMENTS, Lowering
 from weft.frontend.desugar import RETURN_VALUE, desugar_function, returns
 from weft.frontend.growing import grown
-from weft.frontend.inline import limit_calls, returned_value
+from weft.frontend.inline import changes, limit_calls, returned_value
 from weft.frontend.kinds import Keywords, Operand, Static, Tup
-from weft.frontend.names import stored_lists
+from weft.frontend.names import bound_names, stored_lists
+from weft.frontend.objects import LocalFunction
 from weft.frontend.scope import Frame, assigned
-from weft.values import mutable
-
-
-@mutable
-class LocalFunction:
-    """A function of a device loop, with the frame that it stands in. It is the value of a
-    ``Static``."""
-
-    node: ast.Lambda | ast.FunctionDef
-    frame: Frame
-    defaults: dict[str, Operand]
-
-    @property
-    def __name__(self) -> str:
-        return getattr(self.node, "name", "lambda")
 
 
 def _made(cx: Lowering, node: ast.Lambda | ast.FunctionDef) -> Static:
@@ -60,24 +47,48 @@ def call(
     lines = [tree.body] if isinstance(tree, ast.FunctionDef) else []
     body = [s for line in lines for s in desugar_function(line, valued=node is not cx.discarded)]
     site = (tree, span.line, span.column, span.end_line, span.end_column, outer.turns)
-    cx.frame = Frame(function.frame.source, (*outer.path, site))
+    bound = {*values, *(n for s in body for n in bound_names(s))}
+    around = objects.around(cx, function, bound, span)
+    cx.frame = Frame(function.frame.source, (*outer.path, site), caller=outer)
     own = set(values) | set(assigned(body))
-    around = function.frame.arguments
-    cx.frame.arguments = {k: v for k, v in around.items() if k.partition(".")[0] not in own}
+    outside = function.frame.arguments
+    cx.frame.arguments = {k: v for k, v in outside.items() if k.partition(".")[0] not in own}
     cx.frame.around = function.frame
     cx.frame.counts, cx.frame.stored = assigned(body), stored_lists(tree)
     cx.frame.grown = grown(tree)
+    cx.frame.given, cx.frame.imported = frozenset(values), frozenset(around)
+    cx.frame.shared = frozenset({*around, *(n for n, x in values.items() if any(objects.held(x)))})
+    places = _places(function, node)
     try:
+        lists.check_given(cx, values, places, node, outer)
+        cx.frame.env |= around
         for name, operand in values.items():
             cx.frame.counts[name] = cx.frame.counts.get(name, 0) + 1
             cx.assign(name, operand, span)
+            objects.give(cx, name, cx.frame.env[name])
         if isinstance(tree, ast.Lambda):
-            return cx.expression(tree.body)
-        cx.frame.counts[RETURN_VALUE] = len(returns(tree.body))
-        cx.block(body)
-        return returned_value(cx, span)
+            value = cx.expression(tree.body)
+        else:
+            cx.frame.counts[RETURN_VALUE] = len(returns(tree.body))
+            cx.block(body)
+            value = returned_value(cx, span)
+        inner = cx.frame
     finally:
         cx.frame = outer
+    objects.check_around(cx, function, inner, span)
+    places = {**places, **{n: ast.Name(n, ast.Load()) for n in around}}
+    changes(cx, function.__name__, inner, {**values, **around}, places, node)
+    return value
+
+
+def _places(function: LocalFunction, node: ast.Call) -> dict[str, ast.expr]:
+    """What a call writes for each parameter."""
+    takes = function.node.args
+    names = [a.arg for a in (*takes.posonlyargs, *takes.args)]
+    if any(isinstance(a, ast.Starred) for a in node.args):
+        return {}
+    return {**dict(zip(names, node.args, strict=False)),
+            **{k.arg: k.value for k in node.keywords if k.arg}}  # fmt: skip
 
 
 def _bound(

@@ -215,9 +215,11 @@ def _in_loops(cx: Lowering, node: _Comprehension) -> Operand:
 def _written_out(cx: Lowering, node: _Comprehension) -> Tup:
     """A comprehension over what is known at compile time."""
     made, items = _own(node), list[Operand]()
+    turns = cx.frame.turns
 
     def level(k: int) -> None:
         if k == len(made.generators):
+            cx.frame.turns = (*turns, len(items))
             items.append(cx.expression(made.elt))
             if len(items) > MOST_ITEMS:
                 raise _too_long(f"of more than {MOST_ITEMS} items", node, cx)
@@ -231,7 +233,10 @@ def _written_out(cx: Lowering, node: _Comprehension) -> Tup:
             if all(t.value for t in tests):
                 level(k + 1)
 
-    level(0)
+    try:
+        level(0)
+    finally:
+        cx.frame.turns = turns
     return Tup(items)
 
 

@@ -55,6 +55,14 @@ _ALLOWED = (
 )
 
 
+class Again(Exception):
+    """A round of lowering has found out what the next one needs from its start: with
+    ``same_kinds`` a kind, and all that are known hold there."""
+
+    def __init__(self, *, same_kinds: bool = False) -> None:
+        self.same_kinds = same_kinds
+
+
 @mutable
 class Lowering:
     """One round of lowering one region."""
@@ -68,6 +76,7 @@ class Lowering:
     discarded: ast.expr | None = None  # the statement that is lowered, if it is an expression
     inlined: int = 0  # calls so far
     where: Block | None = None  # the block that the statement which is lowered begins in
+    statement: ast.stmt | None = None  # that statement
     printed: list[str] = field(default_factory=list)  # by ``static_print``
     stream: Any = None  # of random numbers (see ``draws.Stream``); None outside of iterations
     draws: dict[Op, tuple[Value, int]] = field(default_factory=dict)  # see ``draws.number``
@@ -187,9 +196,9 @@ class Lowering:
         return result
 
     def block(self, statements: Sequence[ast.stmt]) -> None:
-        outer = self.where
+        outer = self.where, self.statement
         for node in statements:
-            self.where = self.builder.block
+            self.where, self.statement = self.builder.block, node
             self.builder.span = self.span(node)
             handler = STATEMENTS.get(type(node))
             if handler is None:
@@ -197,7 +206,7 @@ class Lowering:
                 message, help = refused.STATEMENTS.get(type(node), unknown)
                 raise KernelSyntaxError(message, self.span(node), help)
             handler(self, node)
-        self.where = outer
+        self.where, self.statement = outer
 
     def bind(self, target: ast.expr, operand: Operand, span: Span) -> None:
         """Assigns ``operand`` to an assignment's or a loop's target."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weft.errors import CompileError, KernelSyntaxError, KernelTypeError, KernelValueError, Span
-from weft.frontend import casts, loops, records
+from weft.frontend import casts, lists, loops, objects, records
 from weft.frontend.accumulations import atomics
 from weft.frontend.context import Lowering
 from weft.frontend.desugar import RETURN_VALUE, desugar_function, returns
@@ -30,10 +30,11 @@ from weft.frontend.kinds import (
     is_complex,
 )
 from weft.frontend.named import is_record
-from weft.frontend.names import Scope, root_name, stored_lists
+from weft.frontend.names import Scope, stored_lists
 from weft.frontend.parameters import annotations_of, assigned_references, returned_types
-from weft.frontend.scope import REFERENCES, Frame, assigned
+from weft.frontend.scope import REFERENCES, Frame, assigned, noted
 from weft.lang.dtypes import ComplexType, DType
+from weft.lang.loops import is_func
 from weft.lang.numbers import strong
 from weft.lang.types import is_template
 from weft.lang.vectors import MatrixType, VectorType
@@ -59,7 +60,7 @@ def inline(
     limit_calls(cx, function, source.name, span)
     hints = annotations_of(function)
     body = desugar_function(source.tree.body, valued=node is not cx.discarded)
-    cx.frame = Frame(source, (*outer.path, site))
+    cx.frame = Frame(source, (*outer.path, site), caller=outer)
     cx.frame.counts, cx.frame.stored = assigned(body), stored_lists(source.tree)
     cx.frame.grown = grown(source.tree)
     own = {
@@ -71,6 +72,7 @@ def inline(
     cx.frame.shared = frozenset(shared | {n for n in placed - own if is_record(arguments[n])})
     cx.frame.counts[RETURN_VALUE] = len(returns(source.tree.body))  # its end, if reached, is none
     try:
+        lists.check_given(cx, arguments, places, node, outer)
         for name, operand in arguments.items():
             cx.frame.counts[name] = cx.frame.counts.get(name, 0) + 1
             operand = _converted(cx, operand, hints.get(name), span)
@@ -78,6 +80,8 @@ def inline(
                 cx.assign(name, operand, span)
             else:
                 cx.frame.env[name] = operand
+            if name in shared:
+                objects.give(cx, name, cx.frame.env[name])
         try:
             cx.block(body)
         except CompileError as error:
@@ -86,16 +90,11 @@ def inline(
             raise
         value = returned_value(cx, span)
         value = _returned(cx, value, returned_types(function), span)
-        after, changed = cx.frame.env, cx.frame.changed
+        inner = cx.frame
     finally:
         cx.frame = outer
-    targets: list[ast.expr] = []
-    for name in sorted(changed):
-        place = _named(cx, source.name, name, places.get(name), span)
-        target = _target(cx, source.name, name, place, arguments[name], span)
-        records.check_changed(cx, root_name(target) or "", arguments[name], arguments[name], span)
-        cx.bind(target, after[name], span)
-        targets.append(target)
+    after, changed = inner.env, inner.changed
+    targets = changes(cx, source.name, inner, arguments, places, node, is_func(function))
     for name in _references(source.tree, hints, arguments):
         if name in places and name not in changed and not isinstance(after[name], Unbound):
             target = _target(cx, source.name, name, places[name], arguments[name], span)
@@ -106,9 +105,34 @@ def inline(
                 )  # fmt: skip
             cx.bind(target, after[name], span)
             targets.append(target)
-    _check_whole(cx, source.name, targets, span)
-    _note(cx, node, targets)
+    check_whole(cx, source.name, targets, span)
+    note(cx, node, targets)
     return value
+
+
+def changes(
+    cx: Lowering, function: str, inner: Frame, arguments: dict[str, Operand],
+    places: dict[str, ast.expr], node: ast.Call, copies: bool = False,
+) -> list[ast.expr]:  # fmt: skip
+    """Has the caller's variables be what ``function``, whose frame is ``inner``, has made of what
+    it was called with; gives these variables. ``copies``: it is a ``weft.func``."""
+    span = cx.span(node)
+    names = objects.hand_back(cx, function, inner.changed_objects, inner.env, node, span)
+    if names and copies:
+        raise KernelTypeError(
+            f"`{function}` changes `{names[0]}`, and is a weft.func, which has copies", span,
+            help="take the decorator off, or return a new object",
+        )  # fmt: skip
+    targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in names]
+    for name in sorted(inner.changed):
+        place = _named(cx, function, name, places.get(name), span)
+        target = _target(cx, function, name, place, arguments[name], span)
+        records.check_changed(cx, _root(target) or "", arguments[name], arguments[name], span)
+        cx.bind(target, inner.env[name], span)
+        targets.append(target)
+    check_whole(cx, function, targets, span)
+    note(cx, node, targets)
+    return targets
 
 
 def _named(
@@ -129,7 +153,7 @@ def _named(
     return place
 
 
-def _check_whole(cx: Lowering, function: str, targets: Sequence[ast.expr], span: Span) -> None:
+def check_whole(cx: Lowering, function: str, targets: Sequence[ast.expr], span: Span) -> None:
     """Refuses a change in a part of a statement that need not run, or runs several times."""
     if targets and cx.builder.block is not cx.where:
         raise KernelTypeError(
@@ -209,7 +233,7 @@ def _target(
     cx: Lowering, function: str, name: str, place: ast.expr, x: Operand, span: Span
 ) -> ast.expr:
     """The caller's variable that is the parameter ``name``."""
-    root = root_name(place.value if isinstance(place, ast.Subscript) else place)
+    root = _root(place)
     if root is None or not isinstance(place, ast.Name | ast.Subscript | ast.Attribute):
         raise KernelTypeError(
             f"`{function}` assigns to `{name}`, a template(), and `{ast.unparse(place)}` is no "
@@ -226,10 +250,15 @@ def _target(
     return place
 
 
-def _note(cx: Lowering, node: ast.Call, targets: list[ast.expr]) -> None:
+def _root(place: ast.expr) -> str | None:
+    """The variable that ``place`` is, or is a part of."""
+    while isinstance(place, ast.Attribute | ast.Subscript):
+        place = place.value
+    return place.id if isinstance(place, ast.Name) else None
+
+
+def note(cx: Lowering, node: ast.Call, targets: list[ast.expr]) -> None:
     """Has ``scope.assigned`` know that the call assigns; branches and loops around it ask that."""
-    roots = {root_name(t.value if isinstance(t, ast.Subscript) else t) for t in targets}
-    known: set[Any] = getattr(node, REFERENCES, set())
-    if not roots <= known:
-        setattr(node, REFERENCES, roots | known)
+    roots = {root for t in targets if (root := _root(t)) is not None}
+    if noted(node, roots):
         cx.widened = True  # what was lowered before this call did not know: once more

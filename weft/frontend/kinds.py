@@ -111,10 +111,6 @@ class RegionChanged(Exception):
     ``Forms.change``) and tries again."""
 
 
-class StartOver(Exception):
-    """What was lowered so far did not know of a kind that is known now: the next round does."""
-
-
 class NumberPinned(RegionChanged):
     """Captured numbers that were passed at run time have to be known at compile time."""
 

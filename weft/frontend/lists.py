@@ -24,7 +24,7 @@ from weft.frontend.casts import (
     static_items,
     too_large,
 )
-from weft.frontend.context import Lowering
+from weft.frontend.context import Again, Lowering
 from weft.frontend.kinds import (
     Operand,
     ScalarKind,
@@ -35,6 +35,8 @@ from weft.frontend.kinds import (
     is_complex,
     promote,
 )
+from weft.frontend.names import STORES, root_name, without_subscripts
+from weft.frontend.scope import Frame
 from weft.frontend.signatures import argument
 from weft.ir import types as ir
 from weft.ir.core import Value
@@ -83,6 +85,23 @@ def assigned(
     return made
 
 
+def check_given(
+    cx: Lowering, arguments: dict[str, Operand], places: dict[str, ast.expr], node: ast.Call,
+    outer: Frame,
+) -> None:  # fmt: skip
+    """Begins another round of lowering, in which a list of the caller's is an array into which the
+    function that is called stores."""
+    names = {
+        root for name, place in places.items()
+        if name in cx.frame.stored and (root := root_name(without_subscripts(place)))
+        and isinstance(x := arguments.get(name), Tup) and x.in_order and not x.names
+    }  # fmt: skip
+    known: set[str] = getattr(node, STORES, set())
+    if names - known - outer.stored:
+        setattr(node, STORES, names | known)
+        raise Again
+
+
 def _shape_of(x: Operand, node: ast.expr) -> tuple[int, ...] | None:
     """The sizes of a list of numbers, or of lists of one size that ``node`` makes as well; None of
     another one."""
@@ -100,11 +119,12 @@ def _shape_of(x: Operand, node: ast.expr) -> tuple[int, ...] | None:
 def _inner(node: ast.expr) -> list[ast.expr]:
     """The expressions that make the items of a list."""
     if isinstance(node, ast.BinOp):
-        sides = [side for side in (node.left, node.right) if _is_list(side)]
+        both = isinstance(node.op, ast.Add)
+        sides = [side for side in (node.left, node.right) if both or _is_list(side)]
         return [item for side in sides for item in _inner(side)]
     if isinstance(node, ast.ListComp):
         return [node.elt]
-    return node.elts if isinstance(node, ast.List) else [ast.Constant(None)]  # list(x)
+    return node.elts if isinstance(node, ast.List) else [ast.Constant(None)]  # list(x), and others
 
 
 def _check_own(x: Tup, span: Span) -> None:

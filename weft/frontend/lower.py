@@ -35,7 +35,7 @@ from weft.frontend import (
 from weft.frontend.accumulations import ATOMIC
 from weft.frontend.advice import advise
 from weft.frontend.config import block_dim
-from weft.frontend.context import Lowering
+from weft.frontend.context import Again, Lowering
 from weft.frontend.desugar import desugar_body, desugar_function, leaving
 from weft.frontend.hints import is_once, noting
 from weft.frontend.kinds import (
@@ -49,7 +49,6 @@ from weft.frontend.kinds import (
     Operand,
     Scalar,
     ScalarKind,
-    StartOver,
     Static,
     Tensor,
     Tup,
@@ -102,7 +101,8 @@ def lower(
         lowering = Lowering(region, specs, source, kinds, debug, sources=sources)
         try:
             lowered = _run(lowering)
-        except StartOver:
+        except Again as again:
+            kinds = kinds if again.same_kinds else {}
             continue
         if not lowering.widened:
             _advise(lowering)

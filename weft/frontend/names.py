@@ -201,10 +201,16 @@ def stored_into(node: ast.AST) -> set[str]:
     return found
 
 
+# The attribute of a call that holds the names of lists into which the called function stores.
+STORES = "weft_stores"
+
+
 def stored_lists(node: ast.AST) -> set[str]:
     """``stored_into(node)``, and the names of what holds another one: of ``row = t[k]`` and
     ``for row in t``, where elements of ``row`` are assigned, ``t``."""
     found = stored_into(node)
+    for child in ast.walk(node):
+        found |= getattr(child, STORES, set())
     held = [pair for child in ast.walk(node) for pair in _held(child)]
     while more := {holder for name, holder in held if name in found} - found:
         found |= more
@@ -214,9 +220,8 @@ def stored_lists(node: ast.AST) -> set[str]:
 def _held(node: ast.AST) -> list[tuple[str, str]]:
     """Pairs of names, of which the first may be that of an item of the second."""
     match node:
-        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Subscript() as part):
-            root = root_name(_without_subscripts(part))
-            return [(name, root)] if root else []
+        case ast.Assign(targets=targets, value=value):
+            return [pair for target in targets for pair in _named(target, value)]
         case ast.For(target=target, iter=over):
             read = [n.id for n in ast.walk(over) if isinstance(n, ast.Name)]
             return [(name, other) for name in bound_names(target) for other in read]
@@ -224,7 +229,27 @@ def _held(node: ast.AST) -> list[tuple[str, str]]:
             return []
 
 
-def _without_subscripts(node: ast.expr) -> ast.expr:
+def _named(target: ast.expr, value: ast.expr) -> list[tuple[str, str]]:
+    """The same pairs of an assignment. Two names of one list are pairs both ways."""
+    match target, value:
+        case ((ast.Tuple() | ast.List()), (ast.Tuple() | ast.List())):
+            pairs = zip(target.elts, value.elts, strict=False)
+            return [found for pair in pairs for found in _named(*pair)]
+        case ((ast.Tuple() | ast.List()), _):
+            return [found for each in target.elts for found in _named(each, value)]
+        case _, ast.IfExp(body=first, orelse=second):
+            return [*_named(target, first), *_named(target, second)]
+        case ast.Name(id=name), ast.Name(id=other):
+            return [(name, other), (other, name)]
+        case ast.Name(id=name), ast.Subscript():
+            root = root_name(without_subscripts(value))
+            return [(name, root)] if root else []
+        case _:
+            return []
+
+
+def without_subscripts(node: ast.expr) -> ast.expr:
+    """``a`` of ``a[i][j]``."""
     while isinstance(node, ast.Subscript):
         node = node.value
     return node

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from weft.errors import KernelTypeError, Span
-from weft.frontend import named, records
+from weft.frontend import named, objects, records
 from weft.frontend.arguments import keywords, positional
 from weft.frontend.context import Lowering
 from weft.frontend.kinds import Method, Operand, Static, Tup, constant_value
@@ -23,7 +23,8 @@ def call(cx: Lowering, node: ast.Call, function: Operand) -> Operand | None:
     span = cx.span(node)
     if isinstance(function, Method) and isinstance(x := function.receiver, Tup):
         if x.struct is dict and function.name in named.OF_DICTS:
-            return _of_dict(x, function.name, positional(cx, node), span, _site(cx, span))
+            made = objects.site(cx, span)
+            return _of_dict(x, function.name, positional(cx, node), span, made)
         if function.name == "_replace" and x.in_order:
             return _changed(x, keywords(cx, node), span, frozenset())
         return None
@@ -42,21 +43,18 @@ def call(cx: Lowering, node: ast.Call, function: Operand) -> Operand | None:
             f"`{ast.unparse(node.func)}` of `{kind.__name__}`, which makes its objects in a "
             "way of its own", span, help="write the members out",
         )  # fmt: skip
-    return _changed(x, keywords(cx, node), span, _site(cx, span) if x.objects else frozenset())
+    made = objects.site(cx, span) if x.objects else frozenset[Any]()
+    return _changed(x, keywords(cx, node), span, made)
 
 
-def _site(cx: Lowering, span: Span) -> frozenset[Any]:
-    return frozenset({(cx.frame.path, span.line, span.column)})
-
-
-def _changed(x: Tup, members: dict[str, Operand], span: Span, objects: frozenset[Any]) -> Tup:
+def _changed(x: Tup, members: dict[str, Operand], span: Span, made: frozenset[Any]) -> Tup:
     """Another object like ``x``, with these members."""
     wrong = [name for name in members if name not in x.names]
     if wrong:
         raise KernelTypeError(f"`{wrong[0]}` is none of the members {', '.join(x.names)}", span,
                               help="check the spelling")  # fmt: skip
     items = [members.get(name, item) for name, item in zip(x.names, x.items, strict=True)]
-    return replace(x, items=items, objects=objects)
+    return replace(x, items=items, objects=made)
 
 
 def _of_dict(x: Tup, name: str, given: list[Operand], span: Span, site: frozenset[Any]) -> Operand:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from weft.errors import KernelTypeError, Span
-from weft.frontend import aggregates, elements, expressions, named
+from weft.frontend import aggregates, elements, expressions, named, objects
 from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.kinds import (
     Operand,
@@ -31,8 +31,6 @@ from weft.lang.loops import is_func
 from weft.lang.structs import Struct, StructField, StructType
 from weft.lang.vectors import letters
 from weft.values import mutable
-
-_OUTSIDE = "outside"
 
 
 @mutable
@@ -111,10 +109,8 @@ def make(
     if wrong or len(given) > len(names) or any(n not in values for n in names):
         raise KernelTypeError(f"`{target.__name__}` takes {', '.join(names)}", span,
                               help="give each of them once")  # fmt: skip
-    objects = frozenset[Any]()
-    if not _is_fixed(target):
-        objects |= {(cx.frame.path, span.line, span.column)}
-    return Tup([values[n] for n in names], tuple(names), target, objects)
+    made = frozenset[Any]() if _is_fixed(target) else objects.site(cx, span)
+    return Tup([values[n] for n in names], tuple(names), target, made)
 
 
 def dictionary(cx: Lowering, node: ast.Dict) -> Tup:
@@ -129,7 +125,7 @@ def dictionary(cx: Lowering, node: ast.Dict) -> Tup:
                                   cx.span(node), help="use a tensor, or a struct")  # fmt: skip
         names.append(name.value)
         items.append(cx.expression(value))
-    return Tup(items, tuple(names), dict, frozenset({(cx.frame.path, span.line, span.column)}))
+    return Tup(items, tuple(names), dict, objects.site(cx, span))
 
 
 def _named(x: Operand) -> Operand:
@@ -188,9 +184,9 @@ def of_constant(cx: Lowering, x: Operand, span: Span) -> Tup | None:
         return None
     items = [expressions.attribute(cx, x, name, span) for name in names]
     plain = isinstance(kind, type) and not _is_fixed(kind)
-    objects = frozenset({(_OUTSIDE, id(value))} if plain else ())
+    made = frozenset({(objects.OUTSIDE, id(value))} if plain else ())
     items = [of_constant(cx, i, span) or i for i in items]
-    return Tup(items, tuple(names), kind, objects)
+    return Tup(items, tuple(names), kind, made)
 
 
 def _is_fixed(kind: type) -> bool:
@@ -317,7 +313,7 @@ def store(cx: Lowering, target: ast.Attribute | ast.Subscript, x: Operand, span:
         return False
     known = cx.frame.env.get(root.id)
     item = item and not (isinstance(known, Tup) and known.struct is dict)
-    if item or not (is_record(known) or isinstance(known, Static)):
+    if item or not (is_record(known) or isinstance(known, Static) or any(objects.held(known))):
         return False
     base = cx.expression(target.value)
     if not isinstance(base, Static | Tup | Vec):  # a tensor that an object has
@@ -337,7 +333,7 @@ def store(cx: Lowering, target: ast.Attribute | ast.Subscript, x: Operand, span:
             x = convert(cx, kinds[target.attr], x, span)
         items = list(record.items)
         items[record.names.index(target.attr)] = x
-        cx.bind(_target(target.value), replace(record, items=items), span)
+        _put(cx, target.value, replace(record, items=items), span)
         return True
     if record is not None and record.struct is dict and isinstance(target, ast.Subscript):
         key = constant_value(cx.expression(target.slice))
@@ -348,7 +344,7 @@ def store(cx: Lowering, target: ast.Attribute | ast.Subscript, x: Operand, span:
             )  # fmt: skip
         items = list(record.items)
         items[record.names.index(key)] = x
-        cx.bind(_target(target.value), replace(record, items=items), span)
+        _put(cx, target.value, replace(record, items=items), span)
         return True
     if isinstance(base, Vec):
         if isinstance(target, ast.Subscript):
@@ -368,6 +364,15 @@ def store(cx: Lowering, target: ast.Attribute | ast.Subscript, x: Operand, span:
                           help="assign to a member of the struct")  # fmt: skip
 
 
+def _put(cx: Lowering, node: ast.expr, new: Tup, span: Span) -> None:
+    """Has what ``node`` names be ``new``: an object in all variables that hold it."""
+    if objects.is_one(new):
+        assert cx.statement is not None
+        objects.spread(cx, new, cx.statement, span)
+    else:
+        cx.bind(_target(node), new, span)
+
+
 def _owner(cx: Lowering, node: ast.expr) -> Tup | None:
     """The innermost object that ``node`` is a part of."""
     while isinstance(node, ast.Attribute | ast.Subscript | ast.Name):
@@ -385,14 +390,13 @@ def _is_value(x: Operand | None) -> bool:
 
 def is_shared(function: Any, name: str, arguments: dict[str, Operand]) -> bool:
     """Whether a function that is called with ``arguments`` has the caller's own object in ``name``:
-    a dataclass's, if it is no ``weft.func``, and what a struct's method is called of."""
+    a dataclass's, if it is no ``weft.func``, or what holds one, and what a struct's method is
+    called of."""
     x = arguments[name]
-    if not is_record(x):
-        return False
-    kind = x.struct  # type: ignore[union-attr]
+    kind = x.struct if is_record(x) else None  # type: ignore[union-attr]
     if isinstance(kind, StructType):
         return name == next(iter(arguments)) and function in kind.methods.values()
-    return isinstance(kind, type) and not _is_fixed(kind) and not is_func(function)
+    return any(objects.held(x)) and not is_func(function)
 
 
 def check_changed(
@@ -400,42 +404,18 @@ def check_changed(
 ) -> None:  # fmt: skip
     """Notes that ``x``, a part of ``whole``, the variable ``root``, gets a new member. Refuses it
     where others should see that and would not: in a loop objects are values."""
+    local = cx.frame.around is None and is_func(cx.frame.source.function)
     if root in cx.frame.shared:
-        cx.frame.changed.add(root)
-    elif root in cx.frame.given and not (is_func(cx.frame.source.function) and _is_value(whole)):
+        if not objects.is_one(x):
+            cx.frame.changed.add(root)
+    elif root in cx.frame.given and not (local and _is_value(whole)):
         raise KernelTypeError(
             f"`{root}` is what the function was called with, and a copy of it", span,
             help="return a new struct, or copy it to another name before; a parameter that is "
             "annotated weft.template() is the caller's, and one of a weft.func is a copy",
         )  # fmt: skip
-    if not isinstance(x, Tup) or not x.objects:
-        return
-    if any(made[0] == _OUTSIDE for made in x.objects):
-        raise KernelTypeError(
-            f"`{root}` is an object from outside of the loop, and all iterations would change it",
-            span, help=f"make one in the loop: {_named_anew(x)}",
-        )  # fmt: skip
-    for name, held in cx.frame.env.items():
-        if not name.startswith(".") and _held(held, x.objects) > (name == root):
-            other = f"`{name}`" if name != root else "another part of it"
-            raise KernelTypeError(
-                f"what is changed by the name `{root}` may be {other}, too", span,
-                help=f"an object that a loop changes has one name: make another one, "
-                f"{_named_anew(x)}",
-            )  # fmt: skip
-
-
-def _named_anew(x: Tup) -> str:
-    if x.struct is dict:
-        return "{" + ", ".join(f'"{name}": a["{name}"]' for name in x.names) + "}"
-    return f"{x.struct.__name__}({', '.join(f'a.{name}' for name in x.names)})"
-
-
-def _held(x: Any, objects: frozenset[Any]) -> int:
-    """How many of these objects ``x`` may be or hold."""
-    if not isinstance(x, Tup):
-        return 0
-    return bool(x.objects & objects) + sum(_held(item, objects) for item in x.items)
+    if isinstance(x, Tup) and x.objects:
+        objects.check_seen(cx, x, root, span)
 
 
 def _target(node: ast.expr) -> ast.expr:

@@ -100,6 +100,9 @@ class Frame:
     given: frozenset[str] = frozenset()  # the parameters of an inlined function
     shared: frozenset[str] = frozenset()  # of these, the caller's own objects
     changed: set[str] = field(default_factory=set)  # of these, those with a new member
+    caller: Frame | None = None
+    imported: frozenset[str] = frozenset()  # variables of ``around`` that hold objects
+    changed_objects: set[frozenset[Any]] = field(default_factory=set)  # see objects.py
 
     def lookup(self, name: str, span: Span, guards: list[Guard]) -> Operand:
         operand = self.env.get(name)
@@ -143,8 +146,19 @@ class Frame:
         )  # fmt: skip
 
 
-# The attribute of a call that holds the names of the caller's that the called function assigns.
+# The attribute of a call that holds the names of the caller's that the called function assigns, and
+# of a statement that holds those of other variables that it changes.
 REFERENCES = "weft_references"
+
+
+def noted(node: ast.AST, names: set[str]) -> bool:
+    """Has ``assigned`` know that ``node`` assigns ``names``. Whether it did not: branches and loops
+    around were lowered without knowing."""
+    known: set[str] = getattr(node, REFERENCES, set())
+    if names <= known:
+        return False
+    setattr(node, REFERENCES, names | known)
+    return True
 
 
 def _assigning(node: ast.expr) -> list[ast.expr]:
@@ -201,6 +215,8 @@ def assigned(nodes: Iterable[ast.AST]) -> dict[str, int]:
         elif isinstance(node, ast.FunctionDef):
             counts[node.name] = counts.get(node.name, 0) + 1
             return
+        for name in getattr(node, REFERENCES, ()):
+            counts[name] = counts.get(name, 0) + 2
         flag = getattr(node, "weft_break", "")
         if flag:
             counts[flag] = counts.get(flag, 0) + 2

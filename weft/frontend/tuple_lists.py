@@ -12,14 +12,13 @@ from typing import NoReturn
 
 from weft.errors import KernelTypeError, Span
 from weft.frontend import elements
-from weft.frontend.context import Lowering
+from weft.frontend.context import Again, Lowering
 from weft.frontend.kinds import (
     Items,
     Kind,
     Operand,
     Scalar,
     ScalarKind,
-    StartOver,
     Static,
     Tensor,
     Tup,
@@ -64,7 +63,7 @@ def begin_again(cx: Lowering, key: tuple[object, ...], item: Tup, span: Span) ->
     """Notes that a list that was empty until here holds tuples: the next round makes it so. Raises
     ``KernelTypeError`` where it holds numbers."""
     _note(cx, key, item, span)
-    raise StartOver
+    raise Again(same_kinds=True)
 
 
 def load(cx: Lowering, x: TupleList, place: Value, span: Span) -> Operand:

@@ -1,0 +1,212 @@
+"""Python's objects that a device loop changes: those of dataclasses, and dicts.
+
+While a loop is lowered an object is a ``Tup``, a value, which has written with it where it was made
+(``Tup.objects``). A variable that has one such place holds that very object, as does another one
+that has the same place: each value that a loop carries has all the places of its name, and each
+turn of an unrolled loop is a place of its own. So a change is one of all variables of the frame
+that hold the object, and, after a call, of those of the caller's that do. Where a variable may hold
+one of several objects, a change that another name would see is refused.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from weft.errors import KernelTypeError, Span
+from weft.frontend.context import Lowering
+from weft.frontend.kinds import Keywords, Method, Operand, Static, Tup
+from weft.frontend.scope import Frame, noted
+from weft.values import mutable
+
+
+@mutable
+class LocalFunction:
+    """A function of a device loop, with the frame that it stands in. It is the value of a
+    ``Static``."""
+
+    node: ast.Lambda | ast.FunctionDef
+    frame: Frame
+    defaults: dict[str, Operand]
+
+    @property
+    def __name__(self) -> str:
+        return getattr(self.node, "name", "lambda")
+
+
+OUTSIDE = "outside"
+# The parameters of an inlined function that hold objects have a second name in it, which the
+# function does not assign.
+_GIVEN = " as it was given"
+
+
+def site(cx: Lowering, span: Span) -> frozenset[Any]:
+    """Where an object is made."""
+    return frozenset({(*cx.frame.path, cx.frame.turns, span.line, span.column)})
+
+
+def is_one(x: Any) -> bool:
+    """Whether ``x`` is one object, which was made in the loop, and not one of several."""
+    return isinstance(x, Tup) and len(x.objects) == 1 and next(iter(x.objects))[0] != OUTSIDE
+
+
+def held(x: Any) -> Iterator[Tup]:
+    """The objects that ``x`` is or holds."""
+    if isinstance(x, Tup):
+        if x.objects:
+            yield x
+        for item in x.items:
+            yield from held(item)
+    else:
+        for item in _hidden(x):
+            yield from held(item)
+
+
+def _hidden(x: Any) -> Iterable[Operand]:
+    """What holds objects, and is not replaced where they change."""
+    if isinstance(x, Method):
+        return (x.receiver,)
+    value = x.value if isinstance(x, Static) else None
+    if isinstance(value, Keywords):
+        return value.values()
+    return value.defaults.values() if isinstance(value, LocalFunction) else ()
+
+
+def give(cx: Lowering, name: str, x: Operand) -> None:
+    """Notes that a function has ``x``, which may hold the caller's objects, as its ``name``."""
+    if all(map(is_one, found := list(held(x)))) and found and isinstance(x, Tup):
+        cx.frame.env[f"{name}{_GIVEN}"] = x
+
+
+def spread(cx: Lowering, new: Tup, node: ast.AST, span: Span) -> None:
+    """Gives ``new``, one object after a change, to all variables that hold the object; ``node``
+    assigns them."""
+    cx.frame.changed_objects.add(new.objects)
+    names: set[str] = set()
+    for name, x in list(cx.frame.env.items()):
+        put = _put(x, new)
+        if put is not x:
+            names.add(name)
+            cx.assign(name, put, span)
+    cx.widened |= noted(node, names)
+
+
+def _put(x: Operand, new: Tup) -> Operand:
+    if not isinstance(x, Tup):
+        return x
+    if x.objects == new.objects:
+        return new
+    items = [_put(item, new) for item in x.items]
+    same = all(a is b for a, b in zip(items, x.items, strict=True))
+    return x if same else replace(x, items=items)
+
+
+def check_seen(cx: Lowering, x: Tup, root: str, span: Span) -> None:
+    """Refuses a change of ``x``, a part of the variable ``root``, that another name may see."""
+    if any(made[0] == OUTSIDE for made in x.objects):
+        raise KernelTypeError(
+            f"`{root}` is an object from outside of the loop, and all iterations would change it",
+            span, help=f"make one in the loop: {named_anew(x)}",
+        )  # fmt: skip
+    one = is_one(x)
+    for name, value in cx.frame.env.items():
+        if name.startswith("."):
+            continue
+        found = [y for y in held(value) if y.objects & x.objects]
+        if found and not isinstance(value, Tup):
+            raise KernelTypeError(
+                f"`{name.removesuffix(_GIVEN)}` holds an object that is changed, and does not see "
+                "it: a bound method, `**` arguments or defaults of a function", span,
+                help="hand the object itself on, by a name",
+            )  # fmt: skip
+        doubtful = [y for y in found if not (one and y.objects == x.objects)]
+        if len(doubtful) > (name == root and not one):
+            other = f"`{name.removesuffix(_GIVEN)}`"
+            raise KernelTypeError(
+                f"what is changed by the name `{root}` may be "
+                f"{other if name != root else 'another part of it'}, too", span,
+                help=f"an object that is one of several has one name where a loop changes it: make "
+                f"another one, {named_anew(x)}",
+            )  # fmt: skip
+
+
+def around(cx: Lowering, function: LocalFunction, own: set[str], span: Span) -> dict[str, Operand]:
+    """The variables around ``function`` that hold objects, as they are where it is called: it may
+    change these, too. ``own``: names of its own."""
+    caller, defining = cx.frame, function.frame
+    here: dict[str, Operand] = {n: x for n, x in defining.env.items()
+            if isinstance(x, Tup) and n[0] != "." and n not in own and any(held(x))}  # fmt: skip
+    if caller is defining:
+        return here
+    seen = {n: caller.env[n] for n in caller.imported} if caller.around is defining else {}
+    changed, frame = frozenset[Any](), caller
+    while frame is not None and frame is not defining:
+        changed = changed.union(*frame.changed_objects)
+        frame = frame.caller
+    read = _read(function.node, defining, set())
+    for name in here.keys() - seen.keys():
+        if name in read and any(y.objects & changed for y in held(here[name])):
+            raise KernelTypeError(
+                f"`{function.__name__}` reads `{name}` of the function that defines it, which has "
+                "been changed by what calls it", span, help=f"call it with `{name}` as an argument",
+            )  # fmt: skip
+    return here | {n: x for n, x in seen.items() if n in here}
+
+
+def _read(node: ast.AST, frame: Frame, known: set[ast.AST]) -> set[str]:
+    """The names that a function reads, and those which it calls that are defined in ``frame``."""
+    known.add(node)
+    found = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    for name in list(found):
+        value = getattr(frame.env.get(name), "value", None)
+        if isinstance(value, LocalFunction) and value.node not in known:
+            found |= _read(value.node, value.frame, known)
+    return found
+
+
+def check_around(cx: Lowering, function: LocalFunction, inner: Frame, span: Span) -> None:
+    """Refuses that ``function``, which was called with the frame ``inner``, has changed objects of
+    the function that defines it, where that would not see it: another one has called it."""
+    caller, defining = cx.frame, function.frame
+    seen = caller.imported if caller.around is defining else frozenset[str]()
+    changed = frozenset[Any]().union(*inner.changed_objects)
+    for name, x in defining.env.items() if caller is not defining else ():
+        if name not in seen and any(y.objects & changed for y in held(x)):
+            raise KernelTypeError(
+                f"`{function.__name__}` changes `{name}` of the function that defines it, and is "
+                "called by another one", span, help="call it where it is defined",
+            )  # fmt: skip
+
+
+def named_anew(x: Tup) -> str:
+    """How another object like ``x`` is written."""
+    if x.struct is dict:
+        return "{" + ", ".join(f'"{name}": a["{name}"]' for name in x.names) + "}"
+    return f"{x.struct.__name__}({', '.join(f'a.{name}' for name in x.names)})"
+
+
+def hand_back(
+    cx: Lowering, function: str, changed: Iterable[frozenset[Any]], after: dict[str, Operand],
+    node: ast.Call, span: Span,
+) -> list[str]:  # fmt: skip
+    """Has the caller's variables hold the objects ``changed`` as ``function`` leaves them.
+    ``after``: its variables at its end. Gives the names of the caller's."""
+    names: list[str] = []
+    for objects in sorted(changed, key=str):
+        holders = [name for name, x in cx.frame.env.items()
+                   if any(y.objects & objects for y in held(x))]  # fmt: skip
+        if not holders:
+            continue
+        new = next((y for x in after.values() for y in held(x) if y.objects == objects), None)
+        if new is None:
+            raise KernelTypeError(
+                f"`{function}` changes `{holders[0]}` and keeps no name of it", span,
+                help="assign to another name in it",
+            )  # fmt: skip
+        own = [n for n in holders if any(y.objects == objects for y in held(cx.frame.env[n]))]
+        check_seen(cx, new, (own or holders)[0].removesuffix(_GIVEN), span)
+        spread(cx, new, node, span)
+        names += holders
+    return names

@@ -120,6 +120,7 @@ class FunctionSource:
     kernel: str = ""
     lines: dict[int, str] = field(default_factory=dict)
     warned: dict[Any, Any] = field(default_factory=dict)  # what was said of it, for ``warnings``
+    printed: bool = False  # by ``static_print``, when it was lowered
     asserts: bool = True  # whether they are checked, there and in functions that are called
 
     def span(self, node: ast.AST) -> Span:

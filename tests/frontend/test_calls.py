@@ -202,7 +202,8 @@ def refusal(error: type[weft.CompileError], expression: str) -> str:
          "write weft.round(x * 10 ** digits) / 10 ** digits"),
         ("len()", "`len` takes 1 argument, and 0 are given | write len(x)"),
         ("max()", "`max` takes at least 1 argument, and 0 are given | write max(a, ...)"),
-        ("max(1, key=2)", "`max` takes no argument `key` in a device loop | write max(a, ...)"),
+        ("max(1, key=2)", "`max` of the number 1 | give it a list, a row or a tuple"),
+        ("max(1, by=2)", "`max` takes no argument `by` in a device loop | write max(a, ...)"),
         ("weft.f32(x[i], 1)", "`weft.f32` takes 1 argument, and 2 are given | write weft.f32(x)"),
         ("weft.math.vec2(1.0, 2.0).norm(1, 2)", "`.norm` takes 0 or 1 arguments, and 2 are given | "
          "write .norm(eps)"),

@@ -107,6 +107,7 @@ def lower(
         if not lowering.widened:
             _advise(lowering)
             print(*lowering.printed, sep="", end="")
+            source.printed |= bool(lowering.printed)
             return lowered
     raise AssertionError("types did not settle")
 

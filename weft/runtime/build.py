@@ -103,7 +103,7 @@ def _loop_of(
     if found is not None:
         return Loop(*found, lambda: lower().function)
     made = _made(lower(), options)
-    if not source.warned:  # what is said, is said in each process
+    if not source.warned and not source.printed:  # what is said, is said in each process
         known.remember(cache, key, places, made.summary, made.digest, made.guards)
     return made
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from weft.frontend.names import Reads, Scope, bound_names, parameter_names, root_name
+from weft.frontend.names import Reads, Scope, bound_names, parameter_names, read_first, root_name
 from weft.lang.loops import serial, static
 from weft.values import frozen
 
@@ -72,7 +72,7 @@ def of_elements(
     reads.statement(loop, frozenset())
     before = {root_name(chain) for chain in reads.chains} & local
     bound = frozenset(bound_names(loop))
-    kept = bound & _live(following)
+    kept = bound & read_first(following)
     if not (before | kept) <= {*assigned}:
         return None  # Python would raise, or not, as it turns out
     stored = {_tensor(n) for n in ast.walk(loop)
@@ -89,13 +89,6 @@ def of_elements(
     if any(of == into for of, into in views):
         return None
     return ElementLoop(kept, tuple(sorted(views)), frozenset(summed), shared)
-
-
-def _live(following: Sequence[ast.stmt]) -> set[str]:
-    """The names that ``following`` reads before it certainly assigns them."""
-    reads = Reads()
-    reads.statements([*following], frozenset())
-    return {root for chain in reads.chains if (root := root_name(chain)) is not None}
 
 
 def _nodes(loop: ast.For) -> Iterator[ast.AST]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from weft.frontend.names import Reads, Scope, bound_names, parameter_names, read_first, root_name
-from weft.lang.loops import serial, static
+from weft.lang.loops import serial
 from weft.values import frozen
 
 # Functions of elements that give a new element, by how many of their arguments are elements.
@@ -86,7 +86,7 @@ def of_elements(
         return None
     shared = frozenset(name for name in summed if not _is_own(name, tree))
     views = {(of, into) for _, of in named for into in stored}
-    if any(of == into for of, into in views):
+    if any(of == into for of, into in views) or not {n for v in views for n in v} <= before:
         return None
     return ElementLoop(kept, tuple(sorted(views)), frozenset(summed), shared)
 
@@ -135,10 +135,10 @@ class _Text:
                 func=outer, args=[ast.Call(func=inner, args=[_, *_] as ends, keywords=[])],
                 keywords=[],
             ):  # fmt: skip
-                over = self._is(outer, serial) or self._is(outer, static)
                 starred = any(isinstance(a, ast.Starred) for a in ends)
-                return (over and self._is(inner, range) and not starred and len(ends) <= 3
-                        and isinstance(node.target, ast.Name))  # fmt: skip
+                over = self._is(outer, serial) and self._is(inner, range)
+                plain = not starred and len(ends) <= 3 and isinstance(node.target, ast.Name)
+                return over and plain
             case _:
                 return False
 

@@ -372,6 +372,21 @@ def shared_row(x, n: int):
         y[t] = y[t] + 1
 
 
+def of_another_name(x, n: int):
+    out = torch.zeros(n)
+    for t in weft.serial(range(n)):
+        y = x
+        v = y[t]
+        u = (y * 2)[t]
+        out[t] = v + u
+    return out
+
+
+def unrolled(x, n: int):
+    for t in weft.static(range(n)):
+        x[t] = x[t] * 2
+
+
 def nan_is_no_integer(x, n: int):
     count = n
     for t in weft.serial(range(n)):
@@ -383,7 +398,7 @@ def nan_is_no_integer(x, n: int):
 STAYING = (wraps, changes_an_element, changes_a_second_name, keeps_an_element, keeps_it_by_names,
            swaps_elements, hands_on_an_element, returns_an_element, fibonacci, congruences,
            doubles, divides_by_zero, rounds, gathers, rows, whole_tensors, of_lists, over_elements,
-           without_a_value, appends, truncates, shared_row)  # fmt: skip
+           without_a_value, appends, truncates, shared_row, of_another_name, unrolled)  # fmt: skip
 
 
 @pytest.mark.parametrize("function", STAYING, ids=lambda f: f.__name__)

@@ -106,3 +106,29 @@ def test_a_loop_that_is_in_order_when_asked() -> None:
     x = torch.randn(100, dtype=torch.float64)
     for ordered in (True, False):
         torch.testing.assert_close(total(x, ordered), x.sum())
+
+
+def test_a_name_lives_on_into_the_next_turn_of_a_loop_around() -> None:
+    """It is read further up, in the next turn, and nowhere below."""
+
+    def marked(x, out):
+        last = 0
+        for k in weft.serial(range(3)):
+            out[k : k + 1] += last
+            weft.loop_config(serialize=True)
+            for t in range(x.shape[0]):
+                if x[t] > 0:
+                    last = t + k
+        while last < 9:
+            out += last
+            weft.loop_config(serialize=True)
+            for t in range(x.shape[0]):
+                if x[t] < 0:
+                    last = last + 4 + t
+                    break
+        return out
+
+    x = torch.tensor([1.0, -1.0, 2.0, -3.0])
+    expected = marked(x, torch.zeros(3))
+    for run in (weft.kernel(marked), weft.kernel(marked).interpret):
+        torch.testing.assert_close(run(x, torch.zeros(3)), expected)

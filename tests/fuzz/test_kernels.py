@@ -14,6 +14,7 @@ from tests.fuzz import (
     collections,
     complexes,
     draws,
+    element_loops,
     float8,
     nests,
     rows,
@@ -168,3 +169,10 @@ def test_random_kernels_of_lists_of_lists_and_objects(part: int, seed: int) -> N
 @pytest.mark.usefixtures("in_many_chunks")
 def test_random_kernels_that_draw_random_numbers(part: int, seed: int) -> None:
     draws.check(Random(seed))
+
+
+@drawing
+@given(seed=st.integers(0, 1 << 40))
+@pytest.mark.sampled(5)
+def test_random_loops_over_elements(part: int, seed: int) -> None:
+    element_loops.check(Random(seed))

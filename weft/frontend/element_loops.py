@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from weft.frontend.names import Reads, Scope, bound_names, parameter_names, root_name
-from weft.lang.loops import serial, static
+from weft.frontend.names import Reads, Scope, bound_names, parameter_names, read_first, root_name
+from weft.lang.loops import serial
 from weft.values import frozen
 
 # Functions of elements that give a new element, by how many of their arguments are elements.
@@ -72,7 +72,7 @@ def of_elements(
     reads.statement(loop, frozenset())
     before = {root_name(chain) for chain in reads.chains} & local
     bound = frozenset(bound_names(loop))
-    kept = bound & _live(following)
+    kept = bound & read_first(following)
     if not (before | kept) <= {*assigned}:
         return None  # Python would raise, or not, as it turns out
     stored = {_tensor(n) for n in ast.walk(loop)
@@ -86,16 +86,9 @@ def of_elements(
         return None
     shared = frozenset(name for name in summed if not _is_own(name, tree))
     views = {(of, into) for _, of in named for into in stored}
-    if any(of == into for of, into in views):
+    if any(of == into for of, into in views) or not {n for v in views for n in v} <= before:
         return None
     return ElementLoop(kept, tuple(sorted(views)), frozenset(summed), shared)
-
-
-def _live(following: Sequence[ast.stmt]) -> set[str]:
-    """The names that ``following`` reads before it certainly assigns them."""
-    reads = Reads()
-    reads.statements([*following], frozenset())
-    return {root for chain in reads.chains if (root := root_name(chain)) is not None}
 
 
 def _nodes(loop: ast.For) -> Iterator[ast.AST]:
@@ -142,10 +135,10 @@ class _Text:
                 func=outer, args=[ast.Call(func=inner, args=[_, *_] as ends, keywords=[])],
                 keywords=[],
             ):  # fmt: skip
-                over = self._is(outer, serial) or self._is(outer, static)
                 starred = any(isinstance(a, ast.Starred) for a in ends)
-                return (over and self._is(inner, range) and not starred and len(ends) <= 3
-                        and isinstance(node.target, ast.Name))  # fmt: skip
+                over = self._is(outer, serial) and self._is(inner, range)
+                plain = not starred and len(ends) <= 3 and isinstance(node.target, ast.Name)
+                return over and plain
             case _:
                 return False
 

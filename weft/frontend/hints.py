@@ -12,7 +12,14 @@ import copy
 from collections.abc import Callable
 
 from weft.errors import KernelSyntaxError
-from weft.frontend.names import Scope, bound_names, own_nodes, parameter_names, statement_lists
+from weft.frontend.names import (
+    Scope,
+    bound_names,
+    own_nodes,
+    parameter_names,
+    read_first,
+    statement_lists,
+)
 from weft.source import FunctionSource
 
 HOST_LOOPS = ("serial", "static")
@@ -142,7 +149,8 @@ class _Hints:
         end = loop.end_lineno or loop.lineno
         read = (n for n in ast.walk(self.source.tree) if isinstance(n, ast.Name))
         later = {n.id for n in read if isinstance(n.ctx, ast.Load) and n.lineno > end}
-        if kept is None:
+        if kept is None:  # what is read above it, too, where a loop of the host part is around it
+            later |= read_first(self.following)
             kept = frozenset(self.assigned.intersection(bound_names(loop), later))
         before, after = returning(loop)
         made = once(loop)

@@ -401,3 +401,10 @@ def _own_names(scope: ast.AST) -> Iterator[str]:
 def _leaves(body: list[ast.stmt]) -> bool:
     """True where the end of ``body`` is never reached."""
     return bool(body) and isinstance(body[-1], ast.Continue | ast.Break | ast.Return | ast.Raise)
+
+
+def read_first(statements: Iterable[ast.stmt]) -> set[str]:
+    """The names that ``statements`` read before they certainly assign them."""
+    reads = Reads()
+    reads.statements([*statements], frozenset())
+    return {root for chain in reads.chains if (root := root_name(chain)) is not None}

@@ -322,9 +322,7 @@ class _Splitter:
         region.either = Either(inner, found, names, region.results, own, constants)
         if any(p is not None and (is_clamped(p) or element_shape(p))
                for p in (a.parameter for a in region.args)):  # fmt: skip
-            region.either.compiles = lambda args, wanted, plain: (
-                None
-            )  # subscripts mean other things
+            region.either.compiles = _never  # subscripts mean other things
         way = f"__weft_way_{index}__"
         asked = ast.Call(ast.Name(f"__weft_either_{index}__", ast.Load()),
                          [copy.deepcopy(a.expr) for a in region.args], [])  # fmt: skip
@@ -451,6 +449,10 @@ class _Splitter:
         if isinstance(item, ast.Name) and item.id in self.by_name and item.id not in self.stored:
             return item.id
         return ""
+
+
+def _never(*_: object) -> None:
+    """No loop over elements can be compiled."""
 
 
 class _ReadsAfter:

@@ -131,6 +131,17 @@ def _of_samples(family: Family, name: str) -> Callable[..., int] | None:
     return flops
 
 
+def warn_of_missed(span: Any) -> None:
+    """For the gradient of a loop that is carried out by itself: counters see operators."""
+    if any(isinstance(getattr(mode, "counter", None), FlopCounterMode)
+           for mode in _get_current_dispatch_mode_stack()):  # fmt: skip
+        warn(
+            CountWarning, "the FLOPs of this loop's gradient are not counted, as its call was not",
+            span,
+            "call the kernel within FlopCounterMode, too, or ask kernel.backward.cost(...)",
+        )  # fmt: skip
+
+
 def _key(value: Any) -> Hashable:
     """What the count of a call depends on; None where sizes are symbolic."""
     if isinstance(value, torch.Tensor):

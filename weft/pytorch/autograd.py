@@ -135,7 +135,7 @@ class Launch(torch.autograd.Function):
     @user_frames
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         if torch._C._len_torch_dispatch_stack() and (loop := ctx.call.loop).make is None:
-            from weft.pytorch.flops import warn_of_missed  # where something watches
+            from weft.pytorch.uncounted import warn_of_missed  # where something watches
 
             warn_of_missed(loop.function.span)
         call = functools.partial(Launch.gradients, ctx, owned(ctx, grads))

@@ -16,15 +16,12 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 # pyright: reportPrivateUsage=false
 from weft.errors import warn
 from weft.pytorch.namespace import KINDS, Family
+from weft.pytorch.uncounted import CountWarning
 
 if TYPE_CHECKING:
     from weft.pytorch.cost import Bounds, Counter
 
 _MOST = 128  # sets of sizes of which an operator's count is remembered
-
-
-class CountWarning(UserWarning):
-    """FLOPs that are not counted, or not exactly."""
 
 
 class _Packet:
@@ -129,17 +126,6 @@ def _of_samples(family: Family, name: str) -> Callable[..., int] | None:
         return size * flop_registry[packets[match[1] + match[2]]](*one)
 
     return flops
-
-
-def warn_of_missed(span: Any) -> None:
-    """For the gradient of a loop that is carried out by itself: counters see operators."""
-    if any(isinstance(getattr(mode, "counter", None), FlopCounterMode)
-           for mode in _get_current_dispatch_mode_stack()):  # fmt: skip
-        warn(
-            CountWarning, "the FLOPs of this loop's gradient are not counted, as its call was not",
-            span,
-            "call the kernel within FlopCounterMode, too, or ask kernel.backward.cost(...)",
-        )  # fmt: skip
 
 
 def _key(value: Any) -> Hashable:

@@ -256,6 +256,36 @@ def test_what_asks_for_more_goes_the_usual_way(usual):
     torch.testing.assert_close(rows, eye * y)
 
 
+def test_plain_tensors_within_a_transform_are_seen_by_their_dispatch_keys(usual):
+    x, y, z = leaf(4), leaf(4), torch.randn(4, dtype=torch.float64)
+    planned(multiply, x, y)
+
+    def both(f):
+        value = torch.func.grad(lambda z: (f(x, y) * z).sum())(z)
+        outs = torch.func.vmap(lambda z: f(x, y) + z)(z)
+        (dx,) = torch.autograd.grad(value.sum() + outs.sum(), x)
+        return value, outs, dx
+
+    for _ in range(5):
+        torch.testing.assert_close(both(multiply), both(torch.mul))
+    del usual[:]
+    torch.autograd.grad(multiply(x, y).sum(), x)
+    assert not usual
+
+
+@pytest.mark.parametrize("first", ["sum", "plain"])
+def test_gradients_of_a_sum_and_others_in_turn(usual, first):
+    x, y = leaf(5), leaf(5)
+    weights = torch.tensor(2.0, dtype=torch.float64).expand(5), leaf(5).detach()
+    for weight in weights if first == "sum" else weights[::-1]:
+        (dx,) = torch.autograd.grad(multiply(x, y), x, weight)
+    del usual[:]
+    for weight in (*weights, torch.randn(10, dtype=torch.float64)[::2]) * 3:
+        (dx,) = torch.autograd.grad(multiply(x, y), x, weight)
+        torch.testing.assert_close(dx, (weight * y).detach())
+    assert not usual
+
+
 def test_a_graph_is_kept_freed_and_checked(usual):
     x, y = leaf(4), leaf(4)
     planned(multiply, x, y)

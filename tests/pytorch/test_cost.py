@@ -230,6 +230,18 @@ def test_flop_counter_mode():
     assert both(hosted, draw(n, m), draw(m, m))[0] == product + n * m
 
 
+@pytest.mark.parametrize("calls", [1, 5])
+def test_a_gradient_of_a_call_that_was_not_counted_says_so(calls):
+    x = draw(4, 6).requires_grad_()
+    for _ in range(calls):
+        out = hosted(x, draw(6, 6))
+        out.sum().backward(retain_graph=True)
+    with FlopCounterMode(display=False) as mode, pytest.warns(CountWarning) as warned:
+        out.sum().backward()
+    assert mode.get_total_flops() == 2 * 4 * 6 * 6  # the host part's x @ w
+    assert "the FLOPs of this loop's gradient are not counted" in str(warned[0].message)
+
+
 def test_a_gradient_counts_what_the_host_part_does():
     n, m = 4, 6
     x, w = draw(n, m), draw(m, m)

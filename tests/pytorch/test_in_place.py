@@ -13,6 +13,7 @@ from torch.utils.checkpoint import (
 )
 
 import weft
+from weft.errors import GradientError
 from weft.pytorch.forward_level import is_open
 from weft.runtime.overlap import OverlapWarning
 
@@ -208,3 +209,44 @@ def test_a_checkpoint_around_the_operator():
     x = torch.arange(1.0, 4.0, requires_grad=True)
     checkpoint(lambda x: square.op(x.sin()).sum(), x, use_reentrant=False).backward()
     torch.testing.assert_close(x.grad, 2 * x.detach().sin() * x.detach().cos())
+
+
+@weft.kernel
+def squared_into(x: torch.Tensor, out: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        out[i] = x[i] * x[i]
+
+
+class Part(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x[1:4]
+
+    @staticmethod
+    def backward(ctx, g):
+        return torch.nn.functional.pad(g, (1, 2))
+
+
+@pytest.mark.parametrize(
+    "how", ["several", "of a history", "no_grad", "inference", "a view of it", "function"]
+)
+def test_a_view_that_torch_follows_no_writes_to_stays_as_it_was(how):
+    """It was written before torch refused it; what had saved it did not see that."""
+    base = torch.arange(6.0)
+    if how in ("of a history", "function"):
+        base = base.requires_grad_() * 1
+    if how == "function":
+        view = Part.apply(base)
+    elif how in ("no_grad", "inference"):
+        with torch.no_grad() if how == "no_grad" else torch.inference_mode():
+            view = base[1:4]
+    else:
+        view = base.chunk(2)[1]
+        view = view.view(3) if how == "a view of it" else view
+    before = view.detach().clone()
+    x = torch.full((3,), 7.0, requires_grad=True)
+    with pytest.raises(RuntimeError):
+        view.copy_(x)
+    with pytest.raises(GradientError, match=r"`out` is .* the loop writes to it, and a gradient"):
+        squared_into(x, view)
+    assert torch.equal(view, before)

@@ -94,6 +94,35 @@ def test_a_kernel_of_the_batch_has_the_ragged_dimension_second() -> None:
     same(b, [p - q for p, q in zip(x.unbind(), y.unbind(), strict=True)])
 
 
+@weft.kernel
+def columns(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    n, d = x.shape
+    out = torch.empty_like(x)
+    for i, j in weft.ndrange(n, d):
+        out[i, j] = x[i, j] * w[j]
+    return out
+
+
+@weft.kernel
+def halved(x: torch.Tensor) -> torch.Tensor:
+    n, d = x.shape
+    out = torch.empty_like(x)
+    for i, j in weft.ndrange(n, d):
+        out[i, j] = x[i, j] / 2
+    return out
+
+
+def test_the_rank_that_a_host_part_takes_apart_says_what_a_kernel_is_of() -> None:
+    """Otherwise x[i, j] may be a row: the host part failed, or columns were taken for rows."""
+    x, w = batch(3), torch.randn(3, dtype=torch.float64)
+    same(columns(x, w), [columns(c, w) for c in x.unbind()])
+    same(halved(x), [c / 2 for c in x.unbind()])
+    with pytest.raises(
+        weft.KernelTypeError, match="takes apart the sizes of a tensor of another rank"
+    ):
+        halved(batch(3, 4))
+
+
 def test_what_is_written_is_the_tensors_own_memory() -> None:
     x = batch()
     before = x.values().clone()

@@ -730,3 +730,47 @@ def test_what_is_read_beside_it_may_not(call: Any) -> None:
         w.mul_(2)
     with pytest.raises(GradientError, match="needs `w`, which was modified"):
         y.sum().backward()
+
+
+@weft.kernel
+def times(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * y[i]
+    return out
+
+
+@pytest.mark.parametrize("calls", [0, 5])  # of which the last ones are planned
+@pytest.mark.parametrize("call", [times, times.op], ids=["call", "op"])
+def test_what_is_saved_is_as_it_was(call: Any, calls: int) -> None:
+    """Torch counts neither other ``.data`` nor what hooks give: a shorter tensor was read beyond
+    its end, one with gaps as if it had none, a negative view as it is in memory."""
+    x, y = leaf(300), leaf(300, seed=1)
+    for _ in range(calls):
+        call(x, y).sum().backward()
+    shorter, wide = torch.ones(3, dtype=F64), torch.arange(600, dtype=F64)[::2]
+    for other, said in (
+        (shorter, r"\[3\] of float64 now"), (torch.ones(400, dtype=F64), r"\[400\] of float64 now"),
+        (torch.ones(300), r"\[300\] of float32 now"),
+    ):  # fmt: skip
+        x = leaf(300)
+        out = call(x, y)
+        x.data = other
+        with pytest.raises(GradientError, match=rf"`x` was \[300\] of float64 when .* {said}"):
+            torch.autograd.grad(out.sum(), y)
+    x = leaf(300)
+    out = call(x, y)
+    x.data = wide
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), y)[0], wide)
+    for pack, unpack in (
+        (torch.neg, torch._neg_view), (torch.clone, lambda t: torch.stack([t, t], 1)[:, 0])
+    ):  # fmt: skip
+        x = leaf(300)
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            out = call(x, y)
+        found = torch.autograd.grad(out.sum(), [x, y])
+        torch.testing.assert_close(found, (y.detach(), x.detach()))
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t[:7]):
+        out = call(x, y)
+    with pytest.raises(GradientError, match=r"`x` was \[300\] .* is \[7\] of float64 now"):
+        torch.autograd.grad(out.sum(), y)

@@ -266,6 +266,8 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
         branching.export(file, (torch.ones(3),))
     with pytest.raises(KernelTypeError, match="give examples of its arguments, as tuples"):
         exported.export(file)
+    with pytest.raises(KernelTypeError, match="an example for `exported` is a Tensor\n"):
+        exported.export(file, torch.ones(2, 3))
     with pytest.raises(KernelValueError, match="`captures` takes the tensor `TABLE` from around"):
         captures.export(file, (torch.ones(3),))
     with pytest.raises(KernelValueError, match="`asserts` takes Python for an example"):

@@ -134,6 +134,10 @@ class Launch(torch.autograd.Function):
     @untraced
     @user_frames
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+        if torch._C._len_torch_dispatch_stack() and (loop := ctx.call.loop).make is None:
+            from weft.pytorch.uncounted import warn_of_missed  # where something watches
+
+            warn_of_missed(loop.function.span)
         call = functools.partial(Launch.gradients, ctx, owned(ctx, grads))
         return with_zeros(ctx, tuple(under_vmap(call, grads)))
 
@@ -339,13 +343,31 @@ def _check_deterministic(loop: Loop, adjoint: Adjoint) -> None:
             warnings.warn(message, stacklevel=2)
 
 
+_META = torch._C._autograd.CreationMeta
+_VIEWS = {
+    _META.MULTI_OUTPUT_NODE: "one of several views that one call made",
+    _META.NO_GRAD_MODE: "one of several views, or one that was made in no_grad mode",
+    _META.INFERENCE_MODE: "a view that was made in inference mode",
+    _META.IN_CUSTOM_FUNCTION: "a view that an autograd.Function gave",
+}
+
+
 def _check_written(loop: Loop, k: int, tensor: torch.Tensor) -> None:
+    """Raises ``GradientError`` where torch would refuse what is written once it is: the memory is
+    as it was then, and so are gradients that need it."""
     base = tensor if tensor._base is None else tensor._base
     if base.requires_grad and base.is_leaf:
         name = loop.names[k]
         raise GradientError(
             f"`{name}` requires grad and is written by the loop", loop.function.span,
             help=f"write to a new tensor, or to a copy: `{name} = {name}.clone()` in the host part",
+        )  # fmt: skip
+    if tensor._is_view() and (how := _VIEWS.get(torch._C._autograd._get_creation_meta(tensor))):
+        raise GradientError(
+            f"`{loop.names[k]}` is {how}, the loop writes to it, and a gradient is recorded: torch "
+            "cannot follow that", loop.function.span,
+            help="write to a view by a subscript that is made where gradients are recorded, "
+            "base[a:b], or to a tensor of its own",
         )  # fmt: skip
 
 

@@ -137,6 +137,13 @@ def _export(
             f"`{kernel.__name__}` cannot be exported", kernel.span,
             help="give examples of its arguments, as tuples",
         )  # fmt: skip
+    for example in examples:
+        if not isinstance(example, tuple | list):  # the rows of a tensor would be arguments
+            names = ", ".join(p.name for p in kernel.parts.parameters)
+            raise KernelTypeError(
+                f"an example for `{kernel.__name__}` is a {type(example).__name__}", kernel.span,
+                help=f"each is a tuple of all arguments: export(path, ({names},))",
+            )  # fmt: skip
     operators = kernel.operators
     loops = operators.loops
     if not loops and operators.followed:

@@ -16,15 +16,12 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 # pyright: reportPrivateUsage=false
 from weft.errors import warn
 from weft.pytorch.namespace import KINDS, Family
+from weft.pytorch.uncounted import CountWarning
 
 if TYPE_CHECKING:
     from weft.pytorch.cost import Bounds, Counter
 
 _MOST = 128  # sets of sizes of which an operator's count is remembered
-
-
-class CountWarning(UserWarning):
-    """FLOPs that are not counted, or not exactly."""
 
 
 class _Packet:

@@ -11,6 +11,7 @@ goes the usual way as well.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from weft.autodiff.names import adjoint_prefix, before_name
 from weft.frontend.specs import ConstSpec, Spec, TensorSpec, TupleSpec
 from weft.ir.types import MemRefType
 from weft.lang.field import Housed
-from weft.pytorch.autograd import Call, Launch, applied, loop_of
+from weft.pytorch.autograd import Call, Launch, loop_of
 from weft.pytorch.dynamo import untraced
 from weft.pytorch.loop import NEVER, Loop, Reversed
 from weft.pytorch.workspaces import Workspaces
@@ -106,7 +107,7 @@ class _History:
         context.device = next(v.device for v in args if isinstance(v, torch.Tensor))
         context.numbers = ()
         self.function = function
-        scope["apply"] = apply = applied(function)
+        scope["apply"] = apply = _lean(function).apply
         self.told = native.History(scope["record"], apply, [self.places[k] for k in self.wanted])
         self.forget()
 
@@ -151,20 +152,22 @@ def forward(ctx, {given}rest):
                   for k in range(len(loop.function.args))]  # fmt: skip
         names = [loop.names[k] for k in self.saved]
         call = Call(loop, values, self.made, frozenset(self.wanted), loop.run, names)
-        call.learn = functools.partial(self._learn, ctx.numbers)
+        call.learn = functools.partial(self._learn, ctx.numbers, any(map(_is_one, grads)))
         _, *found = Launch.backward(_Context(ctx, call, saved), *grads)
         return (*(found[loop.memrefs.index(k)] for k in self.wanted), None)
 
     def _learn(
-        self, numbers: tuple[Any, ...], made: Reversed, sizes: Workspaces, env: Mapping[str, Any]
-    ) -> None:
-        """Makes the backward for launches with these numbers, where nothing else decides on it."""
+        self, numbers: tuple[Any, ...], one: bool, made: Reversed, sizes: Workspaces,
+        env: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        """Makes the backward for launches with these numbers, where nothing else decides on it.
+        ``one``: the gradient given is one element for all of its places."""
         key = tuple(numbers[n] for n in self.whole)
         most, left = self.refusing.get(key, (1, 0))
         if left:
             self.refusing[key] = most, left - 1
             return
-        backward = _backward(self, made, sizes, env)
+        backward = _backward(self, made, sizes, env, one)
         if backward is None:
             return
         most *= _RARER
@@ -191,11 +194,11 @@ class _Context:
 
 
 def _backward(
-    of: _History, made: Reversed, sizes: Workspaces, env: Mapping[str, Any]
+    of: _History, made: Reversed, sizes: Workspaces, env: Mapping[str, Any], one: bool
 ) -> Callable[..., Any] | None:
     """The backward of launches of a plan where ``made`` fits, with workspaces of these sizes; None
     where that follows from more than the plan. ``env``: everything by name, as the first one had
-    it."""
+    it; ``one``: of the gradient given, which was one element for all of its places."""
     loop, adjoint = of.loop, made.adjoint
     prefix = adjoint_prefix(loop.function)
     if not repeats(loop, of.made, made) or any(isinstance(v, Housed) for v in env.values()):
@@ -239,7 +242,7 @@ def _backward(
     for n, step in enumerate(made.steps):
         own = {name: fresh.pop(name) for name in step.names if name in fresh}
         alike, first = made.values(step, env), None if n else bool(adjoint.taped)
-        launched = _launched(step, alike, of, own, first, _read_once(loop, made))
+        launched = _launched(step, alike, of, own, first, (_read_once(loop, made), one))
         scope[f"step{n}"] = launched
         if launched is None:
             return None
@@ -293,13 +296,15 @@ def _read_once(loop: Loop, made: Reversed) -> str:
 
 def _launched(
     step: Loop, values: Sequence[Any], chooser: _History,
-    fresh: Mapping[str, Callable[[], torch.Tensor]], first: bool | None, given_once: str,
+    fresh: Mapping[str, Callable[[], torch.Tensor]], first: bool | None,
+    given_once: tuple[str, bool],
 ) -> Callable[..., Any] | None:  # fmt: skip
     """A builtin that launches ``step`` on values like these, without those that are ``fresh``, by
     name: it makes and gives them. It gives NotImplemented where the values are not like these, and
     launches nothing. ``first``: if not None, also where a derivative of it is asked for, or, if
     true, torch is to be deterministic and was not, or was. ``given_once``: a gradient that may
-    be one element for all of its places, as that of a sum is. None where there is no builtin."""
+    be one element for all of its places, as that of a sum is, and whether it was. None where there
+    is no builtin."""
     if not isinstance(step.run, CompiledFunction):
         return None
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
@@ -333,9 +338,10 @@ def _launched(
                 return None
             how = record.FLOAT if kind == "float" else record.INTEGER
             work.step(how, given.index(name), slot=place, type=type(value), range=INT64)
-    if given_once in by_name:
-        place = pointers.index(step.names.index(given_once))
-        work.spread = _spread(known, [*by_name].index(given_once), place)
+    given_name, one = given_once
+    if given_name in by_name:
+        place = pointers.index(step.names.index(given_name))
+        work.spread = _spread(known, [*by_name].index(given_name), place, one)
     if first is not None:
         work.step(record.ASKED, None, objects=[torch.is_grad_enabled, False])
         work.guard(vars(forward_ad), sys.intern("_current_level"), -1, item=True, absent=False)
@@ -345,16 +351,33 @@ def _launched(
     return native.builtin(work.packed(), lambda *_: NotImplemented, disk(step.options))
 
 
-def _spread(tensors: Sequence[torch.Tensor], k: int, slot: int) -> native.Spread | None:
+def _spread(
+    tensors: Sequence[torch.Tensor], k: int, slot: int, first: bool
+) -> native.Spread | None:
     """For a launch on ``tensors``, of which the one at ``k`` stands at ``slot`` in the block; None
-    where that is on another device, or large."""
+    where that is on another device, or large. ``first``: it was one element for all places."""
     like = tensors[k]
     small = like.nbytes <= record.MOST_SPREAD and like.element_size() in record.SPREADS
     if like.device.type != "cpu" or not small:
         return None
     one = torch.zeros((), dtype=like.dtype).expand(like.size())
     check = tensor_check([*tensors[:k], one, *tensors[k + 1 :]])
-    return check and native.Spread(check, slot, like.numel(), like.element_size())
+    return check and native.Spread(check, slot, like.numel(), like.element_size(), first)
+
+
+def _is_one(grad: Any) -> bool:
+    """Whether a gradient is one element for all of its places."""
+    return type(grad) is torch.Tensor and grad.layout is torch.strided and not any(grad.stride())
+
+
+def _lean(function: Any) -> Any:
+    """What torch's ``apply`` asks of an ``autograd.Function``, as attributes of its own: five are
+    looked up at each call, by names that Python's cache does not know."""
+    base = torch.autograd.Function
+    names = ("setup_context", "clear_saved_tensors_on_access", "boxed_grads_call")
+    own = {name: inspect.getattr_static(base, name) for name in names if hasattr(base, name)}
+    own |= {"forward": vars(function)["forward"], "_backward_cls": function._backward_cls}
+    return type(function.__name__, (torch._C._FunctionBase,), own)
 
 
 def _are_floats(value: Any) -> bool:

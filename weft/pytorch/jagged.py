@@ -110,6 +110,8 @@ def _fitting(
     refused: Exception | None = None
     for rows in (2, 1):
         whole = [v.unsqueeze(0) if rows == 2 and k in ragged else v for k, v in enumerate(flat)]
+        if any(whole[k].dim() != rank for k, rank in recipe.ranks):
+            continue
         given, _ = recipe.arguments(whole)
         try:
             ranks = {k: whole[k].dim() for k in ragged}
@@ -118,7 +120,8 @@ def _fitting(
             refused = refused or error
             continue
         return whole, rows
-    assert refused is not None
+    if refused is None:
+        raise _Unfit("the host part takes apart the sizes of a tensor of another rank")
     raise refused
 
 

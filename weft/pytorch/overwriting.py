@@ -20,12 +20,15 @@ import torch
 from weft.errors import GradientError, Span
 from weft.frontend.specs import Spec, TensorSpec
 from weft.index.boxes import Box, boxes, hull
+from weft.ir.types import MemRefType
 from weft.pytorch.dynamo import untraced
 from weft.pytorch.forward_level import within_level
 from weft.pytorch.loop import NEVER, Later, Loop
 from weft.pytorch.workspaces import numbers
 from weft.runtime.fastpath import scalar_formats
 from weft.runtime.launch import Launcher
+from weft.runtime.overlap import dense
+from weft.runtime.signature import layout
 from weft.values import mutable
 
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
@@ -274,6 +277,27 @@ def touched(loop: Loop, k: int, values: Sequence[Any], *, writes: bool) -> list[
     return boxes(found, numbers(args, values), values[k].size())
 
 
+def _as_it_was(
+    loop: Loop, k: int, now: torch.Tensor, shape: torch.Size, dtype: torch.dtype
+) -> torch.Tensor:
+    """The argument ``k``, which was saved, in the layout that the gradient's loops are made for.
+    They check no subscripts, and torch counts neither ``x.data = other`` nor what a hook of saved
+    tensors gives: raises ``GradientError`` where it is of another ``shape`` or ``dtype``."""
+    if (now.size(), now.dtype) != (shape, dtype):
+        then, since = (f"{[*size]} of {str(of).removeprefix('torch.')}"
+                       for size, of in ((shape, dtype), (now.size(), now.dtype)))  # fmt: skip
+        raise GradientError(
+            f"`{loop.names[k]}` was {then} when the loop ran, and is {since} now: there is no "
+            "gradient", loop.function.span,
+            help="keep what a gradient reads as it is until backward: assign no other `.data`, "
+            "and let hooks of saved tensors give back what they were given",
+        )  # fmt: skip
+    type_ = loop.function.args[k].type
+    assert isinstance(type_, MemRefType)
+    now = dense((now,))[0].resolve_neg()
+    return now if type_.layout in ("strided", layout(now)) else now.contiguous()
+
+
 def saved_by_name(ctx: Any) -> dict[str, Any]:
     """What was saved, by name. Raises ``GradientError`` where it has changed since."""
     call = ctx.call
@@ -286,6 +310,11 @@ def saved_by_name(ctx: Any) -> dict[str, Any]:
         if "modified by an inplace operation" not in str(error):
             raise
         raise find_changed(call.saved, ctx._raw_saved_tensors, str(error), span) from error
+    kept = {held.name for held in call.held}  # which may be a part of a tensor
+    for n, k in enumerate(call.loop.memrefs):
+        name = call.loop.names[k]
+        if name in saved and name not in kept:
+            saved[name] = _as_it_was(call.loop, k, saved[name], ctx.shapes[n], ctx.dtypes[n])
     for held in call.held:
         if held.lost and (torch.is_grad_enabled() or within_level()):
             raise GradientError(

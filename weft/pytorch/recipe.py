@@ -122,12 +122,13 @@ Place = int | Guard | Size | Fresh | Number | Computed
 class Recipe:
     """``places``: of the loop's arguments, in turn. ``made``: the tensors that are made, and behind
     them what the loop reduces into; ``returned`` of these are given, in turn. ``guards``: on what
-    the host part calls."""
+    the host part calls. ``ranks``: of parameters whose sizes it takes apart, by position."""
 
     places: tuple[Place, ...]
     made: tuple[Made, ...]
     returned: tuple[int, ...]
     guards: tuple[Guard, ...]
+    ranks: frozenset[tuple[int, int]] = frozenset()
 
     @property
     def defaults(self) -> bool:
@@ -227,7 +228,8 @@ def _recipe_of(kernel: KernelLike) -> Recipe | None:
         reader.read(statement)
     returned = reader.returned(body[count + 1 :])
     places = tuple(map(reader.place, loop.args))
-    return Recipe(places, tuple(reader.made), returned, tuple(reader.guards))
+    guards = tuple(reader.guards)
+    return Recipe(places, tuple(reader.made), returned, guards, frozenset(reader.ranks))
 
 
 class _Other(Exception):
@@ -245,6 +247,7 @@ class _Reader:
         self.names: dict[str, Size | Fresh | Number | Computed] = {}
         self.made: list[Made] = []
         self.guards: list[Guard] = []
+        self.ranks: set[tuple[int, int]] = set()
         self.scope = function.__globals__
         self.cells = cells_of(function)
 
@@ -255,6 +258,7 @@ class _Reader:
         match statement:
             case ast.Assign(targets=[ast.Tuple(elts=names)],
                             value=ast.Attribute(value=ast.Name() as of, attr="shape")):  # fmt: skip
+                self.ranks.add((self._tensor(of), len(names)))
                 for axis, name in enumerate(names):
                     self._name(name, Size(self._tensor(of), axis))
             case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)) if len(

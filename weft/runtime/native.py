@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import field
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +31,7 @@ from weft.runtime.record import (
     PYTHON,
     SEVERAL,
     TEST,
+    TRANSFORMED,
     LaunchConfig,
 )
 from weft.values import mutable
@@ -62,12 +65,13 @@ class History(NamedTuple):
 class Spread(NamedTuple):
     """A tensor in the place ``slot`` of the block may be one for all of its ``elements``, of so
     many ``bytes``: where ``check`` holds and not that of the plan, the code reads a
-    copy that is written out on the stack."""
+    copy that is written out on the stack. ``first``: that one is asked before the plan's."""
 
     check: Callable[..., bool]
     slot: int
     elements: int
     bytes: int
+    first: bool
 
 
 class Step(NamedTuple):
@@ -134,6 +138,8 @@ class FastCall:
     def guard(self, owner: object, name: str, value: object, item: bool, absent: bool) -> None:
         """Adds a step: the attribute (the ``item`` of a dict) is still this object, or ``absent``
         still."""
+        if type(owner) is ModuleType and not item and not absent and name in vars(owner):
+            owner, item = vars(owner), True  # which is looked up in a fifth of the time
         kind = record.MISSING if absent else record.ITEM if item else record.ATTRIBUTE
         self.step(kind, None, objects=[owner, name, object() if absent else value])
 
@@ -142,6 +148,8 @@ class FastCall:
         direct = self.direct or Direct(PYTHON, 0, None)
         flags = GRAD * self.grad | GUARDED * bool(self.guards) | SEVERAL * direct.several
         flags |= HISTORY * (self.history is not None)
+        # Within a transform the dispatch keys are others, which ``check`` sees.
+        flags |= TRANSFORMED * (not self.checked or _transforms())
         tensors, results = len(self.extents), len(self.makers)
         slots = range(tensors, tensors + results) if self.slots is None else self.slots
         wanted, rest = (), ()
@@ -164,8 +172,15 @@ class FastCall:
             torch.is_grad_enabled, self.holds, self.guards, self.call, _stream, direct.device,
             _device, sys.intern("is_nested"), self.history and self.history.apply, _transforms,
             self.spread and self.spread.check,
-            *self.objects, *self.makers, direct.keep,
+            *self.objects, *itertools.chain(*map(_called, self.makers)), direct.keep,
         )  # fmt: skip
+
+
+def _called(maker: Callable[[], torch.Tensor]) -> tuple[Callable[..., torch.Tensor], Any]:
+    """What a maker calls, and the tuple of what it passes."""
+    if isinstance(maker, functools.partial) and not maker.keywords:
+        return maker.func, maker.args
+    return maker, ()
 
 
 _ALL = (1 << 64) - 1

@@ -15,8 +15,8 @@
     block   the argument block: pointers of tensors and of results, scalars, all that is known
 
 and **objects**, which stand in a tuple together with the record (``OBJECTS``, then what the steps
-need, then the makers of the results). That tuple is the builtin's ``self``: it keeps everything
-alive.
+need, then for each result what makes it, and a tuple of what that takes). That tuple is the
+builtin's ``self``: it keeps everything alive.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ HEAD = (
     "arguments", "steps", "tensors", "disjoint", "results", "mutated", "wanted", "rest", "size",
     "flags", "way", "code", "true", "none", "exception", "export", "checked", "makers", "spread",
 )  # fmt: skip
-SPREAD = ("slot", "count", "bytes")  # of the tensor: its place in the block, elements, their size
+# Of the tensor: its place in the block, elements, their size, whether "alike" is asked first.
+SPREAD = ("slot", "count", "bytes", "first")
 SPREADS, MOST_SPREAD = (2, 4, 8), 4096  # sizes of elements, bytes of a tensor that is spread
 STEP = ("kind", "argument", "slot", "type", "low", "high")
 OBJECTS = (
@@ -52,7 +53,8 @@ ATTRIBUTE = 9  # an object has this value as its attribute
 ASKED = 10  # object "low" called with nothing gives the next one
 # Ways to call.
 HOLDING, RELEASING, PYTHON, DRIVER = range(4)
-GRAD, GUARDED, SEVERAL, HISTORY = 1, 2, 4, 8  # flags
+# Flags. TRANSFORMED: what tells autograd of a launch has to ask whether a transform is active.
+GRAD, GUARDED, SEVERAL, HISTORY, TRANSFORMED = 1, 2, 4, 8, 16
 
 
 class LaunchConfig(ctypes.Structure):
@@ -92,6 +94,7 @@ FUNCTIONS = {
     "PyTuple_SetItem": "i32 (ptr, i64, ptr)", "PyBytes_AsString": "ptr (ptr)",
     "PyBytes_Size": "i64 (ptr)", "PyBytes_FromStringAndSize": "ptr (ptr, i64)",
     "PyObject_Vectorcall": "ptr (ptr, ptr, i64, ptr)", "PyObject_Type": "ptr (ptr)",
+    "PyObject_Call": "ptr (ptr, ptr, ptr)",
     "PyObject_RichCompareBool": "i32 (ptr, ptr, i32)", "PyLong_AsLongLong": "i64 (ptr)",
     "PyLong_AsUnsignedLongLong": "i64 (ptr)", "PyFloat_AsDouble": "double (ptr)",
     "Py_IncRef": "void (ptr)", "Py_DecRef": "void (ptr)", "PyErr_Occurred": "ptr ()",

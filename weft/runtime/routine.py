@@ -344,12 +344,20 @@ def _checks(w: _Writer) -> None:
     """Whether the tensors are as those of the plan, or but for one that is the same element
     everywhere: of that, a copy is written out in ``room``. Where not, an error may be set."""
     operands = "ptr %found, i64 %count, i64 %true"
+    with w.where(w.test("ne", "%spread", 0)):
+        first = w.load(w.at("%words", record.SPREAD.index("first")))
+        with w.where(w.test("ne", first, 0)):
+            alike = w.inst(f"call i32 @asks(ptr {w.object('alike')}, {operands})")
+            w.refuse(w.test("eq", alike, 1, "i32"), "spreads")
+            w.need(w.clean())
     same = w.inst(f"call i32 @asks(ptr {w.object('check')}, {operands})")
     w.refuse(w.test("eq", same, 1, "i32"), "yes")
     w.refuse(w.test("eq", "%spread", 0))
     w.need(w.clean())
     alike = w.inst(f"call i32 @asks(ptr {w.object('alike')}, {operands})")
     w.need(w.test("eq", alike, 1, "i32"))
+    w.jump("spreads")
+    w.start("spreads")
     words = w.words("%words", record.SPREAD)
     slot = w.at("%block", words["slot"])
     element = w.pointer(w.load(slot))
@@ -418,10 +426,10 @@ def _carries(w: _Writer) -> None:
         w.store("ptr", made, held)
         w.refuse(w.null(made), "fail")
         with w.each(head["results"]) as k:
-            number = w.inst(f"add i64 {k}, {head['makers']}")
-            maker = w.api("PyTuple_GetItem", "%self", number)
-            fresh = w.api("PyObject_Vectorcall", maker, "null", 0, "null")
-            w.refuse(w.null(fresh), "fail")
+            number = w.inst(f"add i64 {w.inst(f'shl i64 {k}, 1')}, {head['makers']}")
+            numbers = number, w.inst(f"add i64 {number}, 1")
+            maker = [w.api("PyTuple_GetItem", "%self", n) for n in numbers]
+            w.refuse(w.null(fresh := w.api("PyObject_Call", *maker, "null")), "fail")
             w.api("PyTuple_SetItem", made, k, fresh)
             slot = w.at("%block", w.load(w.at(slots, k)))
             w.need(w.points(head["export"], fresh, slot), "fail")
@@ -528,7 +536,9 @@ def _builtin(w: _Writer) -> None:
         w.need(w.test("eq", w.load(recording, "i32"), 1, "i32"), "unexpected")
         known = w.inst(f"and i64 {head['flags']}, {record.HISTORY}")
         w.need(w.test("ne", known, 0), "fallback")
-        answers(w.object("transforms"), "null", 0, 0)
+        asked = w.inst(f"and i64 {head['flags']}, {record.TRANSFORMED}")
+        with w.where(w.test("ne", asked, 0)):
+            answers(w.object("transforms"), "null", 0, 0)
     with w.where(w.test("ne", w.inst(f"and i64 {head['flags']}, {record.GUARDED}"), 0)):
         holds = w.object("holds")
         w.store("ptr", w.object("guards"), one)

@@ -62,6 +62,8 @@ def check_special(random: Random) -> str:
     except RuntimeError:  # what torch saved has changed
         return "no oracle"
     for k, (e, f) in enumerate(zip(expected, found, strict=True)):
+        if e.dtype is not f.dtype:  # weft.max of two of Python's floats
+            return "no oracle"
         if not bool((e.abs() < 1e8).all()):
             return "rough"
         assert torch.allclose(e, f, EXACT, EXACT * (1 + float(e.abs().amax()))), (

@@ -120,3 +120,27 @@ def test_under_compile_the_loop_runs_once(name, runs):
     assert runs == []
     for a, b in zip(found, torch.autograd.grad(kernel(*args).sin().sum(), tensors), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@weft.kernel
+def of_sizes(x, z, m):
+    out = torch.zeros_like(x)
+    for i in range(x.shape[0]):
+        f = x[min(i + 1, x.shape[0] - 1)]
+        for _ in range(m[0]):
+            f = z[0]
+        out[i] = f
+    return out
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+def test_a_step_may_write_what_another_asks_for_its_sizes(turns):
+    x, z = torch.randn(3, dtype=torch.float64), torch.randn(2, dtype=torch.float64)
+    leaves = x.requires_grad_(), z.requires_grad_()
+    total = (of_sizes(x, z, torch.tensor([turns])) ** 2).sum()
+    first = torch.autograd.grad(total, leaves, create_graph=True)
+    second = torch.autograd.grad(
+        first[0].sum() + first[1].sum(), leaves, allow_unused=True, materialize_grads=True
+    )
+    expected = [[0.0] * 3, [6.0, 0.0]] if turns else [[0.0, 2.0, 4.0], [0.0, 0.0]]
+    assert [g.tolist() for g in second] == expected

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.gradients import check_gradients, check_recurrences, check_second
 from tests.fuzz.histories import check_history
+from tests.fuzz.special import check_special
 from tests.fuzz.ties import check_ties
 from tests.fuzz.transforms import check_transforms
 from weft.pytorch import workspaces
@@ -96,3 +97,10 @@ def test_derivatives_where_two_operands_of_an_extremum_are_equal(part: int) -> N
 def test_transforms_of_random_kernels_change_no_number(part: int) -> None:
     count = max(COUNT // 4 // FEWER, 6)
     assert outcomes(check_transforms, count)["compared"] > 0.5 * count
+
+
+@pytest.mark.parametrize("part", range(FEWER))
+@pytest.mark.slow
+def test_derivatives_at_special_numbers_are_those_of_torch(part: int) -> None:
+    count = max(COUNT // 4 // FEWER, 6)
+    assert outcomes(check_special, count)["compared"] > 0.5 * count

@@ -6,12 +6,13 @@ tape nor the order of the iterations.
 
 from __future__ import annotations
 
-from weft.ir.core import Op, Value, slice_of
+from weft.ir.core import Op, Value, slice_of, walk
 from weft.ir.types import ScalarType
 from weft.ir.views import For, memory
 from weft.passes.reassociate_extrema import running_extremum
 from weft.values import mutable
 
+_UPDATES = ("arith.maximumf", "arith.minimumf")
 # What gives the same bits wherever it is computed: no rounding, so no fused or other rounding.
 _EXACT = ("memref.load", "arith.extf", "arith.negf", "math.absf", "arith.constant")
 
@@ -31,9 +32,9 @@ def extremum(loop: Op, place: int) -> Extremum | None:
     """Carried value ``place`` of a ``scf.for`` as an extremum of elements that are exactly the same
     when they are computed once more; None where it is something else."""
     found = running_extremum(loop, place)
-    if found is None:
+    element = found[2] if found is not None else _updated(loop, place)
+    if element is None:
         return None
-    *_, element, _ = found
     # Of the loop's arguments it is the index alone.
     carried = set(For(loop).carried)
     slice = slice_of(
@@ -42,6 +43,22 @@ def extremum(loop: Op, place: int) -> Extremum | None:
     if element in carried or slice is None:
         return None
     return Extremum(For(loop).carried[place], element, tuple(slice), place)
+
+
+def _updated(loop: Op, place: int) -> Value | None:
+    """The element by which carried value ``place`` goes on to a maximum or minimum with it, and
+    that is all that becomes of it."""
+    carried, following = For(loop).carried[place], For(loop).yielded[place]
+    update = following.op
+    if update is None or update.name not in _UPDATES or update not in loop.body.ops:
+        return None
+    own = (carried, following)
+    users = [o for o in walk(loop.body) if carried in o.operands or following in o.operands]
+    if users != [update, loop.body.terminator]:
+        return None
+    if sum(v in own for v in loop.body.terminator.operands) != 1 or carried not in update.operands:
+        return None
+    return next((v for v in update.operands if v is not carried), None)
 
 
 def is_exact(op: Op) -> bool:

@@ -142,9 +142,10 @@ def _power(d: Local) -> list[Value | None]:
     zero = d.number(0.0)
     below = d.math("powf", d.a, d.sub(d.b, d.number(1.0)))
     base = d.select(d.equal(d.b, zero), zero, d.mul(d.g, d.mul(d.b, below)))
-    log = d.mul(d.g, d.mul(d.y, d.math("log", d.a)))
     nothing = d.builder.op("arith.andi", d.equal(d.a, zero),
                            d.builder.op("arith.cmpf", d.b, zero, predicate="oge"))  # fmt: skip
+    some = d.select(nothing, d.number(1.0), d.a)  # the logarithm of 0 has derivatives that are NaN
+    log = d.mul(d.g, d.mul(d.y, d.math("log", some)))
     return [base, d.select(nothing, zero, log)]
 
 
@@ -154,8 +155,9 @@ def _quotient(d: Local) -> list[Value | None]:
 
 
 def _atan2(d: Local) -> list[Value | None]:
-    share = d.div(d.g, d.add(d.mul(d.a, d.a), d.mul(d.b, d.b)))
-    return [d.mul(share, d.b), d.neg(d.mul(share, d.a))]
+    square = d.add(d.mul(d.a, d.a), d.mul(d.b, d.b))
+    share = d.div(d.g, d.select(d.equal(square, d.number(0.0)), d.number(1.0), square))
+    return [d.mul(share, d.b), d.neg(d.mul(share, d.a))]  # 0 at the origin, as torch has it
 
 
 def _hypot(d: Local) -> list[Value | None]:
@@ -172,7 +174,7 @@ def _copysign(d: Local) -> list[Value | None]:
 
 
 def _remainder(d: Local) -> list[Value | None]:
-    whole = d.math("trunc", d.div(d.a, d.b))
+    whole = d.math("roundeven", d.div(d.sub(d.a, d.y), d.b))  # a / b may be rounded up to it
     return [d.g, d.neg(d.mul(d.g, whole))]
 
 
@@ -211,7 +213,7 @@ RULES: dict[str, Rule] = {
     "math.absf": _absolute,
     "math.exp": _scaled(lambda d: d.y),
     "math.exp2": _scaled(lambda d: d.mul(d.y, d.number(math.log(2.0)))),
-    "math.expm1": _scaled(lambda d: d.add(d.y, d.number(1.0))),
+    "math.expm1": _scaled(lambda d: d.math("exp", d.a)),  # y + 1 has few digits where y is near -1
     "math.log": _over(lambda d: d.a),
     "math.log2": _over(lambda d: d.mul(d.a, d.number(math.log(2.0)))),
     "math.log10": _over(lambda d: d.mul(d.a, d.number(math.log(10.0)))),

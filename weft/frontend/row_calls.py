@@ -211,7 +211,10 @@ def _variance(cx: Lowering, row: Row, span: Span, correction: int = 1) -> Operan
 
 
 def _deviation(cx: Lowering, row: Row, span: Span, correction: int = 1) -> Operand:
-    return cx.scalars.function("sqrt", [_variance(cx, row, span, correction)], span)
+    s, variance = cx.scalars, _variance(cx, row, span, correction)
+    none = s.truth(s.compare("==", variance, Static(0.0), span), span)  # no derivative of its root
+    root = s.function("sqrt", [s.select(none, Static(1.0), variance, span)], span)
+    return s.select(none, Static(0.0), root, span)
 
 
 def _finite_max(cx: Lowering, row: Row, span: Span) -> Operand:

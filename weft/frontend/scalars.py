@@ -128,7 +128,7 @@ class Scalars:
         adjust = op("arith.andi", nonzero, opposite)
         if symbol == "%":
             moved = op("arith.select", adjust, op("arith.addf", rem, y), rem)
-            signed_zero = op("math.copysign", zero, y)
+            signed_zero = _signed(self.builder, rem, y)
             return Scalar(op("arith.select", nonzero, moved, signed_zero), dtype)
         quotient = op("arith.divf", op("arith.subf", x, rem), y)
         quotient = op(
@@ -294,6 +294,14 @@ class Scalars:
         values = [self.cast(x, dtype, span).value for x in arguments]
         result = self.builder.op(f"math.{name}", *values)
         return Scalar(result, "bool" if result.type is ir.i1 else dtype)
+
+
+def _signed(b: Builder, zero: Value, y: Value) -> Value:
+    """``zero``, a rest that is 0, with the sign of y, and with the derivative that it has."""
+    none = b.constant(0.0, y.scalar)
+    below = b.op("arith.cmpf", y, none, predicate="olt")
+    minus = b.op("arith.negf", b.op("arith.subf", none, zero))
+    return b.op("arith.select", below, minus, b.op("arith.addf", none, zero))
 
 
 def _pin(a: Operand, b: Operand, x: str, y: str) -> None:

@@ -110,25 +110,34 @@ def threshold(x: Any, threshold: Any, value: Any, inplace: Any = False) -> Any:
 # --- logarithms and exponentials ------------------------------------------------------------------
 def logaddexp(x: Any, y: Any) -> Any:
     """``log(exp(x) + exp(y))``."""
-    apart = math.select(x == y, 0.0, x - y)  # infinities of one sign
-    return math.max(x, y) + math.log1p(math.exp(-abs(apart)))
+    apart = _difference(x, y)
+    below = apart < 0.0  # not a maximum: each side is smooth where they meet
+    size = math.select(below, apart, -apart)
+    return math.select(below, y, x) + math.log1p(math.exp(size))
 
 
 def logaddexp2(x: Any, y: Any) -> Any:
     """``log2(2**x + 2**y)``."""
-    apart = math.select(x == y, 0.0, x - y)
-    return math.max(x, y) + math.log1p(math.exp2(-abs(apart))) / _LOG_2
+    apart = _difference(x, y)
+    below = apart < 0.0
+    size = math.select(below, apart, -apart)
+    return math.select(below, y, x) + math.log1p(math.exp2(size)) / _LOG_2
+
+
+def _difference(x: Any, y: Any) -> Any:
+    """``x - y``, 0 of infinities of one sign."""
+    return math.select((x == y) & (abs(x) == math.inf), 0.0, x - y)
 
 
 def xlogy(x: Any, y: Any) -> Any:
     """``x log(y)``; 0 where x is 0, and NaN where y is."""
-    none = (x == 0.0) & (y == y)
+    none = (x == 0.0) & ((y <= 0.0) | (y == math.inf))  # elsewhere log(y) is the derivative at 0
     return math.select(none, 0.0, x * math.log(math.select(none, 1.0, y)))
 
 
 def xlog1py(x: Any, y: Any) -> Any:
     """``x log(1 + y)``; 0 where x is 0, and NaN where y is."""
-    none = (x == 0.0) & (y == y)
+    none = (x == 0.0) & ((y <= -1.0) | (y == math.inf))
     return math.select(none, 0.0, x * math.log1p(math.select(none, 0.0, y)))
 
 
@@ -144,15 +153,19 @@ def entr(x: Any) -> Any:
 def logit(x: Any, eps: Any = None) -> Any:
     """``log(x / (1 - x))``, of x clamped to ``eps .. 1 - eps``."""
     inside = x if static(eps is None) else math.clamp(x, eps, 1.0 - eps)
-    return math.log(inside / (1.0 - inside))
+    return math.log(inside) - math.log1p(-inside)
 
 
 def sinc(x: Any) -> Any:
     """``sin(pi x) / (pi x)``, 1 at 0."""
-    none = x == 0.0
-    other = math.select(none, 1.0, x)
+    near = abs(x) < 0.1  # the series, whose derivatives lose no digits
+    small = _PI * math.select(near, x, 0.0)
+    square, series = small * small, 1.0 + _zeros(x)
+    for k in static(range(7, 0, -1)):
+        series = 1.0 - square / (2.0 * k * (2.0 * k + 1.0)) * series
+    other = math.select(near, 1.0, x)
     found = math.sin(_PI * (other - 2.0 * math.round(0.5 * other))) / (_PI * other)
-    return math.select(none, 1.0, found)
+    return math.select(near, series, found)
 
 
 def ldexp(x: Any, n: Any) -> Any:
@@ -192,6 +205,10 @@ def lgamma(x: Any) -> Any:
     found = _log_gamma(math.select(finite, math.select(below, 1.0 - wide, wide), 1.0))
     sine = abs(_sin_pi(math.select(below & finite, wide, 0.5)))
     found = math.select(below, math.log(_PI / sine) - found, found)
+    from_pole = math.select(below & finite, wide - math.round(wide), 1.0)
+    pole = from_pole == 0.0
+    endless = -math.log(math.select(pole, from_pole * from_pole, 1.0))  # its derivative is NaN
+    found = math.select(pole, endless, found)
     return math.narrowed(math.select(finite, found, wide * wide), x)
 
 

@@ -116,7 +116,9 @@ class Launch(torch.autograd.Function):
             results = iter(output[len(written) :])
             env |= {h.name: next(results) if h.graph else h.taken(env[h.name]) for h in call.held}
             ctx.set_materialize_grads(False)  # of what is held there is seldom one
-        ctx.save_for_backward(*(env[name] for name in call.saved))
+        sizes = call.loop.sizes_of  # whose contents a later step may write
+        ctx.save_for_backward(*(torch.empty_like(env[name]) if name in sizes else env[name]
+                                for name in call.saved))  # fmt: skip
         ctx.shapes = [t.size() for t in tensors]
         ctx.dtypes = [t.dtype for t in tensors]
         ctx.device = tensors[0].device

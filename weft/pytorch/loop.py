@@ -17,7 +17,7 @@ from weft.autodiff.memory import contents
 from weft.autodiff.names import unique_names
 from weft.autodiff.reverse import Reversal, undone
 from weft.index.access import Access, accesses
-from weft.ir.core import Function, Op
+from weft.ir.core import Function, Op, walk
 from weft.ir.types import MemRefType, compute_type
 from weft.ir.views import accessed_by
 from weft.ir.writes import written
@@ -100,6 +100,16 @@ class Loop:
         """Whether gradients may be of f16 or bf16."""
         elements = (a.type.element for a in self.function.args if isinstance(a.type, MemRefType))
         return any(compute_type(element) is not element for element in elements)
+
+    @functools.cached_property
+    def sizes_of(self) -> set[str]:
+        """Of a derived loop: the tensors that it asks for their sizes alone. Another step of the
+        same derivative may write them."""
+        if "order" not in self.function.attrs:
+            return set()
+        ops = [op for op in walk(self.function.body) if op.name != "memref.dim"]
+        used = {v for op in ops for v in op.operands}
+        return {self.names[k] for k in self.memrefs if self.function.args[k] not in used}
 
     @functools.cached_property
     def overwritten(self) -> set[Op]:

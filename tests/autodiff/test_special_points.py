@@ -1,0 +1,141 @@
+"""Derivatives where a formula has a case of its own, or would lose its digits: those of PyTorch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.func import jvp
+
+import weft
+
+
+@weft.kernel
+def of_two(x, y, f: weft.template()):
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = f(x[i], y[i])
+    return out
+
+
+@weft.kernel
+def of_one(x, f: weft.template()):
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = f(x[i])
+    return out
+
+
+@weft.kernel
+def of_rows(x, f: weft.template()):
+    out = x.new_empty(x.shape[0])
+    for i in out:
+        out[i] = f(x[i])
+    return out
+
+
+def rest(x: Any, y: Any) -> Any:
+    return x % y
+
+
+def both(x: Any, y: Any) -> Any:
+    return x % y + torch.fmod(x, y)
+
+
+def numbers(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def derivatives(f: Callable[..., Any], *args: torch.Tensor) -> list[torch.Tensor]:
+    """The first ones, and the second ones by each argument."""
+    leaves = [t.clone().requires_grad_() for t in args]
+    first = torch.autograd.grad(f(*leaves).sum(), leaves, create_graph=True)
+    total: Any = sum((k + 2) * g.sum() for k, g in enumerate(first) if g.requires_grad)
+    if not isinstance(total, torch.Tensor):
+        return [g.detach() for g in first]
+    second = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+    return [g.detach() for g in (*first, *second)]
+
+
+TWO: dict[str, tuple[Callable[..., Any], tuple[float, ...], tuple[float, ...]]] = {
+    "a rest of zero": (rest, (1.0, -1.0, 0.0, 3.0, -2.0, 0.7), (0.5, 0.5, 2.0, -1.5, 2.0, 0.2)),
+    "both rests": (both, (1.0, -1.0, 2.5), (0.5, 0.5, -0.5)),
+    "torch.xlogy": (torch.xlogy, (0.0, 0.0, 2.0, -1.0), (2.0, 0.5, 3.0, 0.25)),
+    "xlog1py": (torch.special.xlog1py, (0.0, 0.0, 2.0), (2.0, -0.5, 3.0)),
+    "logaddexp": (torch.logaddexp, (0.0, 1.0, -3.0, 2.0), (0.0, 1.0, -3.0, 5.0)),
+    "logaddexp2": (torch.logaddexp2, (0.0, 1.0, -3.0, 2.0), (0.0, 1.0, -3.0, 5.0)),
+}
+
+
+@pytest.mark.parametrize("case", TWO)
+def test_functions_of_two(case: str) -> None:
+    f, x, y = TWO[case]
+    args = numbers(*x), numbers(*y)
+    expected = derivatives(torch.remainder if f is rest else f, *args)
+    for mine, theirs in zip(
+        derivatives(lambda x, y: of_two(x, y, f), *args), expected, strict=False
+    ):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_rest_of_zero_has_the_sign_of_the_divisor() -> None:
+    x, y = numbers(1.0, -1.0, 0.0, -0.0, 1.0, -1.0, 0.0, -0.0), numbers(*[0.5] * 4, *[-0.5] * 4)
+    found = of_two(x, y, rest)
+    assert (found == 0.0).all()
+    assert found.signbit().tolist() == [False] * 4 + [True] * 4
+
+
+def test_the_second_derivative_of_a_power_of_zero() -> None:
+    x, y = numbers(0.0, 0.0, 2.0).requires_grad_(), numbers(2.0, 3.0, 3.0).requires_grad_()
+    (slope,) = torch.autograd.grad(of_two(x, y, torch.pow).sum(), x, create_graph=True)
+    (curvature,) = torch.autograd.grad(slope.sum(), x)
+    assert curvature.tolist() == [2.0, 0.0, 12.0]
+
+
+def test_the_origin_of_an_angle() -> None:
+    first = derivatives(lambda y, x: of_two(y, x, torch.atan2), numbers(0.0), numbers(0.0))[:2]
+    assert [g.item() for g in first] == [0.0, 0.0]
+
+
+def test_what_is_small_has_all_its_digits() -> None:
+    x = numbers(-20.0, -30.0, -36.0)
+    slope, curvature = derivatives(lambda x: of_one(x, torch.nn.functional.elu), x)
+    torch.testing.assert_close(slope, x.exp(), rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(curvature, 2 * x.exp(), rtol=1e-12, atol=0.0)
+    x = numbers(0.0, 1e-300, 1e-12, -1e-6, 0.05, 0.0999999)
+    slope, curvature = derivatives(lambda x: of_one(x, torch.sinc), x)
+    t = math.pi * x
+    series = -math.pi * t * (1 / 3 - t**2 / 30 + t**4 / 840 - t**6 / 45360)
+    torch.testing.assert_close(slope, series, rtol=1e-9, atol=0.0)
+    assert abs(curvature[0] + 2 * math.pi**2 / 3) < 1e-12
+
+
+def test_ends_of_a_domain() -> None:
+    slope = derivatives(lambda x: of_one(x, torch.logit), numbers(0.0, 0.25, 1.0))[0]
+    torch.testing.assert_close(slope, numbers(math.inf, 1 / 0.1875, math.inf))
+    slope = derivatives(lambda x: of_one(x, torch.lgamma), numbers(0.0, -1.0, -30.0, -0.5))[0]
+    assert slope.isnan().tolist() == [True, True, True, False]
+
+
+def largest(row: Any) -> Any:
+    return row.amax()
+
+
+def spread(row: Any) -> Any:
+    return row.std()
+
+
+def test_rows_of_equal_elements() -> None:
+    x = torch.ones(2, 3, dtype=torch.float64)
+    x[1, 1] = 0.0
+    for f, of_torch in ((largest, lambda x: x.amax(1)), (spread, lambda x: x.std(1))):
+        leaf = x.clone().requires_grad_()
+        (theirs,) = torch.autograd.grad(of_torch(leaf).sum(), leaf)
+        (mine,) = torch.autograd.grad(of_rows(leaf, f).sum(), leaf)
+        torch.testing.assert_close(mine, theirs)
+        t = torch.randn_like(x)
+        tangent = jvp(lambda x, f=f: of_rows(x, f), (x,), (t,))[1]
+        torch.testing.assert_close(tangent, (theirs * t).sum(1))

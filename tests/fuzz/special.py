@@ -1,0 +1,86 @@
+"""Derivatives of random kernels at special numbers, zeros and equal ones among them, against
+PyTorch's own derivatives of the undecorated Python: no differences, which say nothing at a kink.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import torch
+
+import weft
+from tests.fuzz.check import function, shaped
+from tests.fuzz.gradients import in_float64, results
+from tests.fuzz.smooth import smooth_kernel
+from weft.errors import GradientError
+
+VALUES = (0.0, 0.0, 1.0, -1.0, 3.0)  # no constant of the kernels: a tie with one is weft's own
+EXACT = 1e-9
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+def check_special(random: Random) -> str:
+    """Draws a kernel and compares; AssertionError where derivatives differ. Gives "compared", or
+    "refused: <why>"."""
+    drawn = smooth_kernel(random)
+    while "weft.zeros(" in drawn.text or "vec" in drawn.text:  # which Python cuts gradients at
+        drawn = smooth_kernel(random)
+    text = re.sub(r"(?<![\w.])(min|max)\(", r"weft.\1(", in_float64(drawn))  # ties are shared
+    text = text.replace("total = 0.0", "total = 0.25")  # for it, not with it
+    kernel = weft.kernel(function(text))
+    rows, n, a = random.choice((1, 2, 3)), random.randint(0, 4), random.choice((0.75, -1.5))
+    shape = (rows, random.choice((1, 2, 3)))[: drawn.rank]
+    floats = [shaped(random, _drawn(random, s)) for s in
+              (shape, (rows, random.choice((1, 2, 3))), (random.choice((1, 2, 3)),))]  # fmt: skip
+    generator = torch.Generator().manual_seed(random.randrange(1 << 30))
+    m = torch.randint(-9, 20, shape, generator=generator)
+    second = random.random() < 0.4
+
+    def derivatives(call: Any) -> list[torch.Tensor]:
+        leaves = [t.detach().clone().requires_grad_() for t in floats]
+        outs = [o for o in results(call(*leaves, m, n, a)) if o.is_floating_point()]
+        weights = torch.Generator().manual_seed(0)
+
+        def along(values: Sequence[torch.Tensor]) -> torch.Tensor:
+            drawn = [torch.randn(v.shape, generator=weights, dtype=v.dtype) for v in values]
+            return sum((v * w).sum() for v, w in zip(values, drawn, strict=True))  # type: ignore[return-value]
+
+        first = _gradients(along(outs), leaves, second)
+        more = _gradients(along(first), leaves) if second else []
+        return [o.detach() for o in outs] + [g.detach() for g in (*first, *more)]
+
+    try:
+        found = derivatives(kernel)
+    except GradientError as caught:
+        return f"refused: {caught}"
+    try:
+        expected = derivatives(kernel.interpret)
+    except RuntimeError:  # what torch saved has changed
+        return "no oracle"
+    for k, (e, f) in enumerate(zip(expected, found, strict=True)):
+        if e.dtype is not f.dtype:  # weft.max of two of Python's floats
+            return "no oracle"
+        if not bool((e.abs() < 1e8).all()):
+            return "rough"
+        assert torch.allclose(e, f, EXACT, EXACT * (1 + float(e.abs().amax()))), (
+            f"number {k}\n{text}\nexpected {e}\nfound {f}\n{floats}\n{m}\n{n=} {a=}"
+        )
+    return "compared"
+
+
+def _drawn(random: Random, shape: tuple[int, ...]) -> torch.Tensor:
+    values = torch.empty(shape, dtype=torch.float64)
+    return values.apply_(lambda _: random.choice(VALUES))
+
+
+def _gradients(
+    total: torch.Tensor | int, leaves: list[torch.Tensor], more: bool = False
+) -> Tensors:
+    if not isinstance(total, torch.Tensor) or not total.requires_grad:
+        return tuple(map(torch.zeros_like, leaves))
+    return torch.autograd.grad(total, leaves, create_graph=more, allow_unused=True,
+                               materialize_grads=True)  # fmt: skip

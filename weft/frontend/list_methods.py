@@ -7,7 +7,7 @@ from __future__ import annotations
 import ast
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import casts, growing, named, refused, sequences, tuple_lists
+from weft.frontend import casts, growing, named, refused, rows, sequences, tuple_lists
 from weft.frontend.context import STATEMENTS, Lowering
 from weft.frontend.kinds import (
     Method,
@@ -85,7 +85,10 @@ def extend(cx: Lowering, x: Tensor | TupleList, items: Operand, span: Span) -> N
     elif is_list(items):
         named.inlined(cx, lists.extend, [x, items], span)
     elif sequences.items(cx, items, span) is not None:
-        named.inlined(cx, lists.gather, [x, items], span)
+        # A loop over a whole tensor is one over its subscripts; the items are its elements.
+        over = rows.of(cx, items) if isinstance(items, Tensor) else items
+        assert over is not None
+        named.inlined(cx, lists.gather, [x, over], span)
     else:
         raise KernelTypeError(f"a list takes the items of {describe(items)}", span,
                               help="append to it, or write a loop over its elements")  # fmt: skip

@@ -185,11 +185,11 @@ class Module:
         self.metadata.append(f"{name} = {word}{text.replace('{self}', name)}")
         return name
 
-    def streaming(self, group: str) -> str:
-        """The access group of a store that is one of ``group``, and streams."""
+    def streaming(self, groups: Sequence[str]) -> str:
+        """The access group of a store that is one of ``groups``, and streams."""
         if not self.streams:
             self.streams = self.node("!{}")
-        return self.node(f"!{{{group}, {self.streams}}}")
+        return self.node(f"!{{{', '.join([*groups, self.streams])}}}")
 
     def __str__(self) -> str:
         parts = list(self.functions)

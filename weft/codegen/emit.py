@@ -131,6 +131,11 @@ class Target(Protocol):
         """Whether one instruction that loads an element for each lane beats as many loads."""
         ...
 
+    @property
+    def marks_streams(self) -> bool:
+        """Whether stores that stream are marked (see ``past_caches``)."""
+        ...
+
     def math_call(self, e: Emitter, function: str, t: ScalarType, operands: Sequence[str]) -> str:
         """Emits a call of a transcendental function, gives the name of its result."""
         ...

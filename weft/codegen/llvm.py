@@ -111,7 +111,8 @@ def _load(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 def _store(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     view, indices, (value,) = e.access(op, operands)
     pointer, align = place(e, op, view, indices)
-    store(e, view, pointer, value, align, streams="streaming" in op.attrs)
+    streams = e.target.marks_streams and "streaming" in op.attrs
+    store(e, view, pointer, value, align, streams=streams)
     return ()
 
 
@@ -239,7 +240,8 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     body = op.body
     if For(op).lower in e.bits or "counts" in op.attrs:
         e.bits[body.args[0]] = INDEX_BITS
-    metadata, streams = "", any("streaming" in inner.attrs for inner in body.ops)
+    marked = any("streaming" in inner.attrs for inner in body.ops)
+    metadata, streams = "", marked and e.target.marks_streams
     # What is left of a loop by vectors does not stream: it is short.
     single = e.module.node('!{!"llvm.loop.interleave.count", i32 1}') if streams else ""
     if streams:

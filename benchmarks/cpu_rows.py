@@ -174,6 +174,61 @@ def _() -> Calls:
     }
 
 
+# -- what memory is waited for
+
+
+@weft.kernel
+def added(x, y, out):
+    for i in range(out.shape[0]):
+        out[i] = x[i] + y[i]
+
+
+@weft.kernel
+def stencil(x, out):
+    for i, j in weft.ndrange((1, x.shape[0] - 1), (1, x.shape[1] - 1)):
+        out[i, j] = x[i, j] + x[i - 1, j] + x[i + 1, j] + x[i, j - 1] + x[i, j + 1]
+
+
+@weft.kernel
+def normalised(x, w, out):
+    n = out.shape[1]
+    for i in range(out.shape[0]):
+        total = 0.0
+        for j in range(n):
+            total += x[i, j]
+        mean = total / n
+        square = 0.0
+        for j in range(n):
+            square += (x[i, j] - mean) ** 2
+        scale = 1 / (square / n + 1e-5) ** 0.5
+        for j in range(n):
+            out[i, j] = (x[i, j] - mean) * scale * w[j]
+
+
+def _stored(kernel: Any, *inputs: torch.Tensor) -> Calls:
+    """The kernel into an image that is there; "usual": no stores go past the caches."""
+    usual = kernel.changed({"streaming_bytes": 1 << 60})
+    out, own = torch.zeros_like(inputs[0]), torch.zeros_like(inputs[0])
+    return {
+        "weft": lambda: kernel(*inputs, out) or out,
+        "usual": lambda: usual(*inputs, own) or own,
+    }
+
+
+def _added(n: int) -> Calls:
+    x, y = torch.rand(n), torch.rand(n)
+    own = torch.empty(n)
+    return {**_stored(added, x, y), "torch": lambda: torch.add(x, y, out=own)}
+
+
+for _n in (1 << 18, 1 << 24):
+    TABLE[f"add of {_n} floats"] = lambda n=_n: _added(n)
+TABLE["5-point stencil 4096 x 4096"] = lambda: _stored(stencil, torch.rand(4096, 4096))
+TABLE["norms of rows 32,768 x 768"] = lambda: _stored(
+    normalised, torch.rand(32768, 768), torch.rand(768)
+)
+
+
 # -- rows and their gradients
 
 

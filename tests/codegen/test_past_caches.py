@@ -55,6 +55,33 @@ def test_what_streams_is_what_is_stored(dtype: torch.dtype) -> None:
                 assert torch.equal(*results)
 
 
+@weft.kernel
+def centred(x: torch.Tensor, y: torch.Tensor, o: torch.Tensor, p: torch.Tensor) -> None:
+    for i in range(o.shape[0]):
+        s = 0.0
+        for j in range(o.shape[1]):
+            s += x[i, j]
+        p[i, 0] = s
+        for j in range(2, o.shape[1]):
+            o[i, j] = (x[i, j] - s) * y[j]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_that_are_stored_in_turn(dtype: torch.dtype) -> None:
+    usual, past = forms(centred)
+    for n, m in ((0, 3), (1, 1), (3, 17), (2, 127), (5, 131), (3, 200), (2, 3000)):
+        for offset, gap in ((0, 0), (1, 0), (5, 3), (16, 1)):
+            x, y = torch.rand(n, m, dtype=dtype), torch.rand(m, dtype=dtype)
+            results = []
+            for kernel in (usual, past):
+                whole = torch.full((2, n * (m + gap) + offset + 1), 77, dtype=dtype)
+                o, p = (a[offset:-1].view(n, m + gap)[:, :m] for a in whole)
+                kernel(x, y, o, p)
+                torch.testing.assert_close(o[:, 2:], ((x - x.sum(1, True)) * y)[:, 2:])
+                results.append(whole)
+            assert torch.equal(*results)
+
+
 def test_memory_that_begins_between_elements() -> None:
     usual, past = forms(blend)
     for by in (1, 2, 3):
@@ -112,6 +139,7 @@ def test_source_lines_stay() -> None:
 
 def test_random_stores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "SHORTEST", 3)
+    monkeypatch.setattr(streaming, "MOST", 1000)
     monkeypatch.setenv("WEFT_CACHE", "0")
     default_options.cache_clear()
     drawn = random.Random(0)

@@ -41,6 +41,11 @@ def text(random: Random, rank: int) -> str:
                   "else:", f"    a, b = {value(1)}, {value(0)}"]  # fmt: skip
         lines = [*choice, f"{lines[0]} + a", *(f"{line} * b" for line in lines[1:])]
     body = "\n".join(f"        {line}" for line in lines)
+    if rank == 2 and random.random() < 0.5:  # rows, each in turn
+        j = f"for j in range({shifts[1]}, o.shape[1]):"
+        body = body.replace("        ", "            ")
+        loop = f"for i in range({shifts[0]}, o.shape[0]):\n        s = 0"
+        body = f"        {j}\n            s += x[i, j]\n        {j}\n{body} + s"
     return f"def kernel(x, y, z, o, p, d: int, n: int):\n    {loop}\n{body}\n"
 
 

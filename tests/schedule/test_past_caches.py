@@ -90,6 +90,36 @@ def shifted(x, o):
 
 
 @weft.kernel
+def centred(x, o):
+    for i in range(o.shape[0]):
+        s = 0.0
+        for j in range(o.shape[1]):
+            s += x[i, j]
+        for j in range(o.shape[1]):
+            o[i, j] = x[i, j] - s / o.shape[1]
+
+
+@weft.kernel
+def cumulative(x, o):
+    for i in range(o.shape[0]):
+        s = 0.0
+        for j in range(o.shape[1]):
+            s += x[i, j]
+            o[i, j] = s
+
+
+@weft.kernel
+def normalised(x, o):
+    for i in range(o.shape[0]):
+        s = 0.0
+        for j in range(o.shape[1]):
+            o[i, j] = weft.exp(x[i, j])
+            s += o[i, j]
+        for j in range(o.shape[1]):
+            o[i, j] = o[i, j] / s
+
+
+@weft.kernel
 def in_place(x, o):
     for i, j in o:
         o[i, j] += x[i, j]
@@ -157,10 +187,11 @@ YES = {
     "copied": (copied, X, X), "twice": (twice, X, X, X), "shifted": (shifted, X, X),
     "a branch that makes two values": (two_values, X, X, X),
     "bricks": (wall_rgb, torch.ones(2, 3, 3), torch.ones(4, 5, 3), 1, 2, 3),
-    "rows of a wider one": (copied, X, torch.ones(3, 8)[:, :4]),
+    "rows in turn": (centred, X, X), "rows of a wider one": (copied, X, torch.ones(3, 8)[:, :4]),
 }  # fmt: skip
 NO = {
-    "in place": (in_place, X, X), "read elsewhere": (read_elsewhere, X, X),
+    "in place": (in_place, X, X), "a sum goes on": (cumulative, X, X),
+    "what it read again": (normalised, X, X), "read elsewhere": (read_elsewhere, X, X),
     "gaps": (gaps, X, torch.ones(3, 8)), "where positive": (where_positive, X, X),
     "much": (much, X, X), "across": (across, X, X), "row sums": (row_sums, X, X),
     "narrow": (copied, NARROW, NARROW), "columns": (copied, X, torch.ones(4, 3).T),

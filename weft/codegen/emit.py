@@ -131,6 +131,11 @@ class Target(Protocol):
         """Whether one instruction that loads an element for each lane beats as many loads."""
         ...
 
+    @property
+    def marks_streams(self) -> bool:
+        """Whether stores that stream are marked (see ``past_caches``)."""
+        ...
+
     def math_call(self, e: Emitter, function: str, t: ScalarType, operands: Sequence[str]) -> str:
         """Emits a call of a transcendental function, gives the name of its result."""
         ...
@@ -185,11 +190,11 @@ class Module:
         self.metadata.append(f"{name} = {word}{text.replace('{self}', name)}")
         return name
 
-    def streaming(self, group: str) -> str:
-        """The access group of a store that is one of ``group``, and streams."""
+    def streaming(self, groups: Sequence[str]) -> str:
+        """The access group of a store that is one of ``groups``, and streams."""
         if not self.streams:
             self.streams = self.node("!{}")
-        return self.node(f"!{{{group}, {self.streams}}}")
+        return self.node(f"!{{{', '.join([*groups, self.streams])}}}")
 
     def __str__(self) -> str:
         parts = list(self.functions)

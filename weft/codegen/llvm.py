@@ -77,8 +77,9 @@ def place(e: Emitter, op: Op, view: View, indices: Sequence[str]) -> tuple[str, 
 def access_tail(e: Emitter, view: View, align: int = 0, *, streams: bool = False) -> str:
     """Alignment and metadata of a load or store."""
     tail = f", align {align or view.type.element.bytes}"
-    if e.groups and view.parallel:
-        group = e.module.streaming(e.groups[-1]) if streams else e.groups[-1]
+    groups = e.groups[-1:] if view.parallel else []
+    if groups or streams:
+        group = e.module.streaming(groups) if streams else groups[0]
         tail += f", !llvm.access.group {group}"
     return tail
 
@@ -110,7 +111,8 @@ def _load(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 def _store(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     view, indices, (value,) = e.access(op, operands)
     pointer, align = place(e, op, view, indices)
-    store(e, view, pointer, value, align, streams="streaming" in op.attrs)
+    streams = e.target.marks_streams and "streaming" in op.attrs
+    store(e, view, pointer, value, align, streams=streams)
     return ()
 
 
@@ -238,12 +240,16 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     body = op.body
     if For(op).lower in e.bits or "counts" in op.attrs:
         e.bits[body.args[0]] = INDEX_BITS
-    metadata = ""
+    marked = any("streaming" in inner.attrs for inner in body.ops)
+    metadata, streams = "", marked and e.target.marks_streams
+    # What is left of a loop by vectors does not stream: it is short.
+    single = e.module.node('!{!"llvm.loop.interleave.count", i32 1}') if streams else ""
+    if streams:
+        metadata = e.module.node(f"!{{{{self}}, {single}}}")
     if op.attrs.get("independent"):  # iterations of what was a parallel loop
         group = e.module.node("!{}")
         accesses = e.module.node(f'!{{!"llvm.loop.parallel_accesses", {group}}}')
-        if any("streaming" in inner.attrs for inner in body.ops):  # what is left does not stream
-            accesses += ", " + e.module.node('!{!"llvm.loop.interleave.count", i32 1}')
+        accesses += f", {single}" if streams else ""
         metadata = e.module.node(f"!{{{{self}}, {accesses}}}")
         e.groups.append(group)
     if "unroll" in op.attrs:  # what runs rarely, or not for long: see schedule/unroll_jam.py

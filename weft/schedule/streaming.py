@@ -63,19 +63,22 @@ def _chosen(function: Function, shared: Op) -> dict[Op, list[Op]]:
         return {}  # atomic operations, checks, prints
     loaded = {memory(op)[0] for op in ops if op.name == "memref.load"}
     found: dict[Op, list[Op]] = {}
-    for loop in (op for op in ops if op.name == "scf.for" and op.attrs.get("independent")):
-        stores = _stores(loop)
+    innermost = [op for op in ops if op.name == "scf.for"
+                 and all(inner.name != "scf.for" for inner in walk(op.body))]  # fmt: skip
+    for loop in innermost:
+        alone = "independent" in loop.attrs  # others go along the row of an iteration, in turn
+        stores = _stores(loop, [loop] if alone else innermost)
         if stores and loaded.isdisjoint(memory(op)[0] for op in stores):
             found[loop] = stores
     return found
 
 
-def _stores(loop: Op) -> list[Op]:
-    """The stores of a loop that is bound by memory, an innermost one, if all go along rows of
-    arguments."""
+def _stores(loop: Op, loops: Sequence[Op]) -> list[Op]:
+    """The stores of an innermost loop, if all go along rows of arguments, and ``loops`` together
+    are bound by memory."""
     view, along = For(loop), Variation(loop.body, {For(loop).index: 1})
     inner = list(walk(loop.body))
-    if view.inits or not is_constant(view.step, 1) or any(op.name == "scf.for" for op in inner):
+    if view.inits or not is_constant(view.step, 1):
         return []
     stores = [op for op in inner if op.name == "memref.store"]
     for op in stores:
@@ -89,7 +92,8 @@ def _stores(loop: Op) -> list[Op]:
     gathers = sum(stride not in (0, 1, -1) for stride in loads)
     if gathers and "counts" not in loop.attrs:  # a block of rows and columns: it is short
         return []
-    return stores if sum(map(_cost, inner)) + gathers * _DEAR <= MOST else []
+    cost = sum(_cost(op) for each in loops for op in walk(each.body)) + gathers * _DEAR
+    return stores if cost <= MOST else []
 
 
 def _is_arithmetic(op: Op) -> bool:

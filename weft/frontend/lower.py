@@ -101,8 +101,8 @@ def lower(
         lowering = Lowering(region, specs, source, kinds, debug, sources=sources)
         try:
             lowered = _run(lowering)
-        except Again:
-            kinds = {}
+        except Again as again:
+            kinds = kinds if again.kinds_stay else {}
             continue
         if not lowering.widened:
             _advise(lowering)

@@ -94,7 +94,56 @@ def of_integers(x, out):
         out[i] = t[0][0] + 2 * t[1][0] + a[0]
 
 
-ALL = [of_integers, added, written, by_name, gone_over, deeper, swapped, handed, looked_up]
+def exchange(a, i, j):
+    a[i], a[j] = a[j], a[i]
+
+
+def partition(a, lo, hi):
+    at = lo
+    for j in range(lo, hi):
+        if a[j] < a[hi]:
+            exchange(a, at, j)
+            at += 1
+    exchange(a, at, hi)
+    return at
+
+
+def selected(x, out):
+    for i in range(out.shape[0]):
+        a = [x[(i + k) % 7] for k in range(5)]  # an array, for a function stores into it
+        lo, hi = 0, 4
+        while lo < hi:
+            m = partition(a, lo, hi)
+            if m == 2:
+                break
+            if m < 2:
+                lo = m + 1
+            else:
+                hi = m - 1
+        t = [[x[i] * k + j for j in range(3)] for k in range(3)]
+        exchange(t[1], 0, 1)
+        out[i] = a[2] + 10 * t[1][0]
+
+
+def pushed(a, v):
+    a.append(v)
+    a += [v * 2]
+
+
+def grown(x, out):
+    for i in range(out.shape[0]):
+        a = [1.0]
+        pushed(a, x[i])
+        p, q = [x[i], 2.0], [3.0, 4.0]
+        p, q = q, p
+        p[0] += 5.0
+        out[i] = sum(a) + len(a) + p[0] + 10 * q[0]
+
+
+ALL = [
+    of_integers, added, written, by_name, gone_over, deeper, swapped, handed, looked_up, selected,
+    grown,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("plain", ALL, ids=lambda f: f.__name__)
@@ -202,7 +251,16 @@ def extended(x):
         x[i] = t[0][3]
 
 
+def with_shared_rows(x):
+    for i in range(1):
+        t = [[x[i], 1.0], [2.0, 3.0]]
+        u = t + [[4.0, 5.0]]  # noqa: RUF005
+        u[0][0] = 100.0  # which is t[0][0]
+        x[i] = t[0][0]
+
+
 REFUSED = {
+    with_shared_rows: "an element of a tuple of 2 cannot be assigned here",
     one_list: "a list that holds one list several times, and is stored into",
     named_list: "an element of a tuple of 2 cannot be assigned here",
     new_row: "an assignment of a list in a list",

@@ -175,8 +175,46 @@ def in_local_functions(x, out):
         out[i] = first + f(p) + p.y + counted() + 1000 * p.x + d["a"]
 
 
+def in_unrolled_loops(x, out):
+    for i in range(out.shape[0]):
+        p, last = Point(x[i] * 2), Point(1.0)
+        r = p
+        for z in (p, r, p):
+            z.x = z.x * 2 + 1
+        points = [Point(x[i] * k) for k in range(3)]
+        for a in points:
+            for b in points:
+                if a.x > b.x:
+                    a.x -= 0.25
+                    b.add(0.25)
+            for k in range(3):
+                a.x += k
+                if a.x > 2:
+                    a.add(-1.0)
+            last.y += a.x
+            last = a
+        seen = [moved(z, 1.0) for z in (p, r)]
+        both = [z.add(1.0) for z in (p, r)]
+        out[i] = p.x + seen[1] + both[0].x + sum(p.x * p.y for p in points) + last.x
+
+
+def in_endless_loops(x, out):
+    for i in range(out.shape[0]):
+        k = 0
+        while True:
+            p = Point(x[i] + k)
+            q = p
+            q.x += 1
+            k += 1
+            if q.x > 3 or k > 4:
+                break
+        q.add(10.0)
+        out[i] = p.x
+
+
 ACCEPTED = [
     two_names, inside_of_others, in_functions, in_lists, in_turns, in_local_functions,
+    in_unrolled_loops, in_endless_loops,
 ]  # fmt: skip
 
 
@@ -301,7 +339,29 @@ def struct_in_a_local_function(x):
         x[i] = s.a
 
 
+def in_arguments(x):
+    for i in range(1):
+        p = Point(x[i] * 2)
+        x[i] = sum_of(p, Point(moved(p, 1.0)))
+
+
+def in_a_tuple(x):
+    for i in range(1):
+        p = Point(x[i] * 2)
+        both = (p, moved(p, 1.0))
+        x[i] = both[0].x
+
+
+def of_its_method(x):
+    for i in range(1):
+        p = Point(x[i] * 2)
+        x[i] = p.add(moved(p, 1.0)).x
+
+
 REFUSED = {
+    in_arguments: "`moved` changes an object that this statement has read before",
+    in_a_tuple: "`moved` changes an object that this statement has read before",
+    of_its_method: "`moved` changes an object that this statement has read before",
     one_of_two: "what is changed by the name `r` may be `p`, too",
     of_an_earlier_turn: "`p` may be `last`, too",
     by_keyword: "`others` holds an object that is changed, and does not see it",

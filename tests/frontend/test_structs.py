@@ -111,8 +111,11 @@ def nested() -> None:
         marked[place] = marked[place] * 2 + 1
 
 
-def test_nested_structs_are_values() -> None:
-    nested()
+@pytest.mark.parametrize("call", [nested, nested.interpret], ids=["compiled", "interpret"])
+def test_nested_structs_are_values(call: Any) -> None:
+    for field in (marked.line.dir, marked.line.length, marked.idx):
+        field.fill_(0)
+    call()
     found = marked.to_numpy()
     assert found["line"]["length"].tolist() == [(i + 4 + 5.5 + 3) * 2 + 1 for i in range(4)]
     assert found["line"]["dir"].tolist() == [[3.0] * 3] * 4

@@ -17,6 +17,7 @@ from tests.fuzz import (
     element_loops,
     float8,
     nests,
+    objects,
     rows,
     scans,
     structs,
@@ -161,6 +162,13 @@ def test_random_kernels_of_structs(part: int, seed: int) -> None:
 @pytest.mark.sampled(5)
 def test_random_kernels_of_lists_of_lists_and_objects(part: int, seed: int) -> None:
     tables.check(Random(seed))
+
+
+@settings(drawing, max_examples=-(-COUNT // (5 * PARTS)))
+@given(seed=st.integers(0, 1 << 40))
+@pytest.mark.sampled(5)
+def test_random_kernels_of_objects_with_several_names(part: int, seed: int) -> None:
+    objects.check(Random(seed))
 
 
 @settings(drawing, max_examples=-(-COUNT // (10 * PARTS)))  # each is compiled several times

@@ -67,7 +67,10 @@ def call(
             cx.assign(name, operand, span)
             objects.give(cx, name, cx.frame.env[name])
         if isinstance(tree, ast.Lambda):
+            pending, begin = cx.pending, cx.begin
+            cx.pending, cx.begin = [], 0
             value = cx.expression(tree.body)
+            cx.pending, cx.begin = pending, begin
         else:
             cx.frame.counts[RETURN_VALUE] = len(returns(tree.body))
             cx.block(body)

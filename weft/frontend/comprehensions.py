@@ -13,7 +13,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from weft.errors import KernelSyntaxError, Span
-from weft.frontend import casts, expressions, list_methods, sequences
+from weft.frontend import casts, expressions, list_methods, objects, sequences
 from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.desugar import desugar_body, placed
 from weft.frontend.kinds import Items, Operand, Row, Scalar, Static, Tup, describe
@@ -85,12 +85,14 @@ class _Other(Exception):
 def _tried(cx: Lowering) -> Generator[None]:
     """Takes back what is lowered in a ``with`` that ``_Other`` leaves: it would be done twice."""
     block, env = cx.builder.block, dict(cx.frame.env)
+    pending, begin = list(cx.pending), cx.begin
     operations, uses = len(block.ops), len(cx.row_uses)
     try:
         yield
     except _Other:
         cx.builder.block = block
         del block.ops[operations:], cx.row_uses[uses:]
+        cx.pending, cx.begin = pending, begin
         cx.frame.env.clear()
         cx.frame.env.update(env)
 
@@ -221,11 +223,13 @@ def _written_out(cx: Lowering, node: _Comprehension) -> Tup:
         if k == len(made.generators):
             cx.frame.turns = (*turns, len(items))
             items.append(cx.expression(made.elt))
+            del cx.pending[cx.begin :]  # what changes is renewed
             if len(items) > MOST_ITEMS:
                 raise _too_long(f"of more than {MOST_ITEMS} items", node, cx)
             return
         generator = made.generators[k]
         for item in _fixed(cx, generator.iter, node):
+            item = objects.renewed(cx, item)
             cx.bind(generator.target, item, cx.span(generator.target))
             tests = [expressions.test(cx, condition) for condition in generator.ifs]
             if not all(isinstance(t, Static) for t in tests):
@@ -233,15 +237,19 @@ def _written_out(cx: Lowering, node: _Comprehension) -> Tup:
             if all(t.value for t in tests):
                 level(k + 1)
 
+    cx.frame.changed_objects, changed = set(), cx.frame.changed_objects
     try:
         level(0)
     finally:
+        items = [objects.renewed(cx, item) for item in items]
         cx.frame.turns = turns
+        cx.frame.changed_objects |= changed
     return Tup(items)
 
 
 def _fixed(cx: Lowering, node: ast.expr, at: _Comprehension) -> list[Operand]:
     over = cx.expression(node)
+    del cx.pending[cx.begin :]  # what changes is renewed
     known = casts.static_items(over)
     if known is not None:
         return known

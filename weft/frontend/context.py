@@ -21,6 +21,7 @@ from weft.frontend.kinds import (
     Complex,
     ComplexKind,
     Kind,
+    Method,
     OpaqueKind,
     Operand,
     Part,
@@ -56,11 +57,12 @@ _ALLOWED = (
 
 
 class Again(Exception):
-    """A round of lowering has found out what the next one needs from its start: with
-    ``same_kinds`` a kind, and all that are known hold there."""
+    """A round of lowering has found out what the next one needs from its start. ``kinds_stay``:
+    beside the kinds of variables."""
 
-    def __init__(self, *, same_kinds: bool = False) -> None:
-        self.same_kinds = same_kinds
+    def __init__(self, kinds_stay: bool = False) -> None:
+        super().__init__()
+        self.kinds_stay = kinds_stay
 
 
 @mutable
@@ -77,6 +79,8 @@ class Lowering:
     inlined: int = 0  # calls so far
     where: Block | None = None  # the block that the statement which is lowered begins in
     statement: ast.stmt | None = None  # that statement
+    pending: list[Operand] = field(default_factory=list)  # read by it, and not yet made use of
+    begin: int = 0  # how many of these there were before the expression that is lowered
     printed: list[str] = field(default_factory=list)  # by ``static_print``
     stream: Any = None  # of random numbers (see ``draws.Stream``); None outside of iterations
     draws: dict[Op, tuple[Value, int]] = field(default_factory=dict)  # see ``draws.number``
@@ -189,16 +193,20 @@ class Lowering:
                 (f"`{type(node).__name__}` cannot be compiled", "do it in the host part"),
             )
             raise KernelSyntaxError(message, self.span(node), help)
-        saved = self.builder.span
-        self.builder.span = self.span(node)
+        saved = self.builder.span, self.begin
+        self.builder.span, self.begin = self.span(node), (begin := len(self.pending))
         result = handler(self, node)
-        self.builder.span = saved
+        self.builder.span, self.begin = saved
+        del self.pending[begin:]
+        if isinstance(result, Tup | Method):
+            self.pending.append(result)
         return result
 
     def block(self, statements: Sequence[ast.stmt]) -> None:
-        outer = self.where, self.statement
+        outer = self.where, self.statement, self.pending, self.begin
         for node in statements:
             self.where, self.statement = self.builder.block, node
+            self.pending, self.begin = [], 0
             self.builder.span = self.span(node)
             handler = STATEMENTS.get(type(node))
             if handler is None:
@@ -206,7 +214,7 @@ class Lowering:
                 message, help = refused.STATEMENTS.get(type(node), unknown)
                 raise KernelSyntaxError(message, self.span(node), help)
             handler(self, node)
-        self.where, self.statement = outer
+        self.where, self.statement, self.pending, self.begin = outer
 
     def bind(self, target: ast.expr, operand: Operand, span: Span) -> None:
         """Assigns ``operand`` to an assignment's or a loop's target."""

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import field
 from typing import TypeVar
 
+from weft.frontend.certain import names_after
 from weft.frontend.matching import without_match
 from weft.frontend.names import own_nodes
 from weft.values import mutable
@@ -133,11 +134,12 @@ def _set(name: str, value: bool, at: ast.AST) -> ast.stmt:
     return placed(ast.Assign([target], ast.Constant(value)), at)
 
 
-def unless(flag: str, body: list[ast.stmt], at: ast.AST) -> ast.If:
-    """``body`` where ``flag`` is not set."""
+def unless(flag: str, body: list[ast.stmt], at: ast.AST, guard: bool = True) -> ast.If:
+    """``body`` where ``flag`` is not set. ``guard``: what comes after ``body`` is guarded by the
+    flag, too, so that names which are assigned in it are read in no other case."""
     test = ast.UnaryOp(ast.Not(), ast.Name(flag, ast.Load()))
     node = placed(ast.If(test, body, []), at)
-    node.weft_guard = True  # type: ignore[attr-defined]
+    node.weft_guard = guard  # type: ignore[attr-defined]
     return node
 
 
@@ -169,7 +171,9 @@ def _statements(
             result.append(loop)
             if node.orelse:
                 broken = getattr(loop, "weft_break", "")
-                rest = [*([unless(broken, node.orelse, node)] if broken else node.orelse), *rest]
+                # Where it was left, what follows is reached without what is assigned here.
+                other = [unless(broken, node.orelse, node, False)] if broken else node.orelse
+                rest = [*other, *rest]
             if any(ast.Return in jumps(child) for child in node.body):
                 return result + _after_return(rest, scope, function, node, flag)
             if node.orelse:
@@ -249,6 +253,7 @@ def _loop(node: ast.For | ast.While, outer: _Loop, function: _Loop | None) -> as
     new.body = _with_flags(body, inner) or [ast.copy_location(ast.Pass(), node)]
     new.orelse = []
     new.weft_break = inner.broken  # type: ignore[union-attr]
+    new.weft_certain = names_after(node)  # type: ignore[union-attr]
     return new
 
 

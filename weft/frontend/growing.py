@@ -35,11 +35,16 @@ METHODS = ("append", "pop", "clear")
 _CHANGING = (*METHODS, "extend", "insert", "remove", "sort", "reverse")
 
 
+# The attribute of a call that holds the names of lists which the called function lets grow.
+GROWS = "weft_grows"
+
+
 def grown(node: ast.AST) -> set[str]:
     """The names of lists that ``node`` lets grow or shrink, and of empty ones that it hands to
     functions, which may."""
     found, empty, handed = set[str](), set[str](), set[str]()
     for child in ast.walk(node):
+        found |= getattr(child, GROWS, set())
         match child:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr)) if (
                 attr in _CHANGING

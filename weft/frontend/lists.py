@@ -11,6 +11,7 @@ import ast
 import functools
 import itertools
 import math
+from typing import Any
 
 import torch
 
@@ -90,16 +91,21 @@ def check_given(
     outer: Frame,
 ) -> None:  # fmt: skip
     """Begins another round of lowering, in which a list of the caller's is an array into which the
-    function that is called stores."""
-    names = {
-        root for name, place in places.items()
-        if name in cx.frame.stored and (root := root_name(without_subscripts(place)))
-        and isinstance(x := arguments.get(name), Tup) and x.in_order and not x.names
+    function that is called stores, or which it lets grow."""
+    given = {
+        name: place for name, place in places.items()
+        if isinstance(x := arguments.get(name), Tup) and x.in_order and not x.names
     }  # fmt: skip
-    known: set[str] = getattr(node, STORES, set())
-    if names - known - outer.stored:
-        setattr(node, STORES, names | known)
-        raise Again
+    stored = {root_name(without_subscripts(given[n])) for n in given.keys() & cx.frame.stored}
+    grown = {place.id for n in given.keys() & cx.frame.grown
+             if isinstance(place := given[n], ast.Name)}  # fmt: skip
+    for mark, names, known in (
+        (STORES, stored - {None}, outer.stored), (growing.GROWS, grown, outer.grown),
+    ):  # fmt: skip
+        marked: set[Any] = getattr(node, mark, set())
+        if names - marked - known:
+            setattr(node, mark, names | marked)
+            raise Again
 
 
 def _shape_of(x: Operand, node: ast.expr) -> tuple[int, ...] | None:

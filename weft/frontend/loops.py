@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import casts, draws, elements, expressions, growing, records, sequences
-from weft.frontend.context import STATEMENTS, Lowering
+from weft.frontend import casts, draws, elements, expressions, growing, objects, records, sequences
+from weft.frontend.context import STATEMENTS, Again, Lowering
 from weft.frontend.desugar import RETURN_VALUE, unless
 from weft.frontend.hints import ITERATION
 from weft.frontend.kinds import (
@@ -22,6 +23,7 @@ from weft.frontend.kinds import (
     Static,
     Tensor,
     Tup,
+    TupKind,
     Unbound,
     Vec,
     describe,
@@ -39,6 +41,7 @@ from weft.ir.views import While
 
 # Steps from here on may take what they are added to past 64 bits.
 _LONG = 1 << 31
+_NONE = Unbound("it has no value")
 
 
 def space(
@@ -193,6 +196,8 @@ def _carried(cx: Lowering, node: ast.For | ast.While) -> dict[str, Kind]:
                 cx.frame.env[name] = Unbound("a loop inside of another one assigns it")
             continue
         cx.frame.env[name] = cx.coerce(operand, kind, span)
+        if isinstance(kind, TupKind):
+            kind = objects.carried(cx, node, name, kind, operand)
         carried[name] = kind
     return carried
 
@@ -222,14 +227,17 @@ def _enter(cx: Lowering, carried: dict[str, Kind], values: Sequence[Value]) -> N
             value.name = name
 
 
-def _leave(cx: Lowering, carried: dict[str, Kind], span: Span) -> list[Value]:
-    values: list[Value] = []
+def _leave(cx: Lowering, carried: dict[str, Kind], node: ast.For | ast.While) -> list[Value]:
+    span, values, again = cx.span(node), list[Value](), False
     for name, kind in carried.items():
         end = cx.frame.env[name]
         if isinstance(end, Unbound):
             cx.frame.lookup(name, span, cx.guards)
         # If the kind was widened meanwhile this round is thrown away: any cast will do.
         values += flatten(cx.coerce(end, kind, span))
+        again |= objects.goes_on(cx, node, name, kind, end)
+    if again:
+        raise Again(kinds_stay=True)
     return values
 
 
@@ -249,10 +257,29 @@ def _after(cx: Lowering, node: ast.For | ast.While, before: dict[str, Operand]) 
             cx.join(kind_of(before[name]), kind_of(operand), name, cx.span(node))
 
 
+@contextmanager
+def _certain(cx: Lowering, node: ast.For | ast.While) -> Generator[None]:
+    """Gives the names that ``node`` assigns on each way out of it some value before, so that loops
+    and branches carry them; what they hold is known in the round after the one that finds out."""
+    unknown: list[str] = []
+    for name in sorted(getattr(node, "weft_certain", ())):
+        if isinstance(cx.frame.env.get(name, _NONE), Unbound) and name not in cx.frame.arguments:
+            kind = cx.kinds.get((*cx.frame.path, name))
+            if kind is None:
+                unknown.append(name)
+            elif not holds_objects(kind):
+                cx.frame.env[name] = objects.of_sides(zeros(cx, kind), [])
+    yield
+    found = [cx.kinds.get((*cx.frame.path, name)) for name in unknown]
+    if any(kind is not None and not holds_objects(kind) for kind in found):
+        raise Again(kinds_stay=True)
+
+
 def loop(cx: Lowering, node: ast.For) -> None:
     block = cx.builder.block
     first = len(block.ops)
-    _loop(cx, node)
+    with _certain(cx, node):
+        _loop(cx, node)
     growing.check_loop(cx, node.iter, block.ops[first:])
 
 
@@ -295,7 +322,7 @@ def _nest(
                 draws.begin(cx, flatten(indices), list(zip(lowers, uppers, strict=True)))
             cx.bind(node.target, indices, span)
             cx.block(node.body)
-            return _leave(cx, carried, span)
+            return _leave(cx, carried, node)
         inits = [v for n in carried for v in flatten(cx.frame.env[n])]
         op = b.for_(lowers[k], uppers[k], steps[k], inits)
         block = op.body
@@ -359,7 +386,7 @@ def _while(
     with b.at(While(op).after) as block:
         _enter(cx, carried, block.args[count:])
         following = body(block.args)
-        b.do("scf.yield", *following, *_leave(cx, carried, cx.span(node)))
+        b.do("scf.yield", *following, *_leave(cx, carried, node))
     _after(cx, node, before)
     _enter(cx, carried, op.results[count:])
 
@@ -379,9 +406,12 @@ def _unrolled(cx: Lowering, node: ast.For, items: list[Operand]) -> None:
     span = cx.span(node)
     if flag:
         cx.assign(flag, Static(False), span)
-    outer = cx.frame.turns
+    outer, before = cx.frame.turns, dict(cx.frame.env)
+    cx.frame.guarded, others = set(), cx.frame.guarded
+    cx.frame.changed_objects, changed = set(), cx.frame.changed_objects
     for k, item in enumerate(items):
         cx.frame.turns = (*outer, k)
+        item = objects.renewed(cx, item)
         # After a `break` the target keeps what it had. What no branch can choose (a function, say)
         # is bound in any case.
         if not flag or isinstance(kind_of(item), OpaqueKind):
@@ -392,6 +422,12 @@ def _unrolled(cx: Lowering, node: ast.For, items: list[Operand]) -> None:
             turn.operand = item
             cx.block([unless(flag, [turn, *node.body], node)])
     cx.frame.turns = outer
+    # What follows a `continue` or `break` in a turn is guarded; what follows the loop is not.
+    for name in cx.frame.guarded:
+        if isinstance(before.get(name, _NONE), Unbound) and not name.startswith("."):
+            cx.frame.env[name] = Unbound("a loop assigns it, perhaps not in each of its turns")
+    cx.frame.guarded |= others
+    cx.frame.changed_objects |= changed
     known = cx.frame.env.get(flag)
     if flag and not (isinstance(known, Static) and not known.value):
         for name in bound_names(node.target):  # of numbers, branches choose
@@ -400,6 +436,11 @@ def _unrolled(cx: Lowering, node: ast.For, items: list[Operand]) -> None:
 
 
 def while_loop(cx: Lowering, node: ast.While) -> None:
+    with _certain(cx, node):
+        _while_loop(cx, node)
+
+
+def _while_loop(cx: Lowering, node: ast.While) -> None:
     span, flag = cx.span(node), getattr(node, "weft_break", "")
 
     def goes_on(_: Sequence[Value]) -> Value:

@@ -102,7 +102,7 @@ def lower(
         try:
             lowered = _run(lowering)
         except Again as again:
-            kinds = kinds if again.same_kinds else {}
+            kinds = kinds if again.kinds_stay else {}
             continue
         if not lowering.widened:
             _advise(lowering)

@@ -17,7 +17,7 @@ from typing import Any
 
 from weft.errors import KernelTypeError, Span
 from weft.frontend.context import Lowering
-from weft.frontend.kinds import Keywords, Method, Operand, Static, Tup
+from weft.frontend.kinds import Keywords, Method, Operand, Static, Tup, TupKind
 from weft.frontend.scope import Frame, noted
 from weft.values import mutable
 
@@ -91,6 +91,53 @@ def spread(cx: Lowering, new: Tup, node: ast.AST, span: Span) -> None:
             names.add(name)
             cx.assign(name, put, span)
     cx.widened |= noted(node, names)
+
+
+def of_sides(x: Any, sides: Iterable[Any]) -> Any:
+    """``x``, an operand or a kind, with the objects that ``sides``, any of which it may be, have in
+    the same places."""
+    if not isinstance(x, Tup | TupKind):
+        return x
+    alike = [s for s in sides if isinstance(s, Tup | TupKind) and len(s.items) == len(x.items)]
+    items = [of_sides(item, [s.items[k] for s in alike]) for k, item in enumerate(x.items)]
+    made = frozenset[Any]().union(*(s.objects for s in alike))
+    if isinstance(x, TupKind):
+        return replace(x, items=tuple(items), objects=made)
+    return replace(x, items=items, objects=made)
+
+
+def carried(cx: Lowering, node: ast.AST, name: str, kind: TupKind, x: Operand) -> TupKind:
+    """``kind`` with the objects that the variable ``name`` holds where the loop ``node`` begins, as
+    ``x``, and where its turns end, as far as that is known (see ``goes_on``)."""
+    key = _key(cx, node, name)
+    cx.kinds[key] = found = of_sides(kind, [x, cx.kinds.get(key)])
+    return found
+
+
+def goes_on(cx: Lowering, node: ast.AST, name: str, kind: Any, x: Operand) -> bool:
+    """Notes that a turn of the loop ends with ``x`` as a variable that began as ``kind``. Whether
+    it began as no object that is known, and what has been lowered since tells nothing."""
+    if not isinstance(kind, TupKind):
+        return False
+    found = of_sides(kind, [kind, x])
+    cx.widened |= found != kind
+    cx.kinds[_key(cx, node, name)] = found
+    return found != kind and not kind.objects
+
+
+def _key(cx: Lowering, node: ast.AST, name: str) -> tuple[Any, ...]:
+    span = cx.span(node)
+    return (*cx.frame.path, cx.frame.turns, span.line, span.column, f"{name} in a loop")
+
+
+def renewed(cx: Lowering, x: Operand) -> Operand:
+    """``x``, which was evaluated before ``cx.frame.changed_objects`` were changed, as it is now."""
+    changed = frozenset[Any]().union(*cx.frame.changed_objects)
+    for old in list(held(x)) if changed else ():
+        if old.objects & changed and is_one(old):
+            now = (y for v in cx.frame.env.values() for y in held(v) if y.objects == old.objects)
+            x = _put(x, next(now, old))
+    return x
 
 
 def _put(x: Operand, new: Tup) -> Operand:
@@ -169,11 +216,14 @@ def _read(node: ast.AST, frame: Frame, known: set[ast.AST]) -> set[str]:
 def check_around(cx: Lowering, function: LocalFunction, inner: Frame, span: Span) -> None:
     """Refuses that ``function``, which was called with the frame ``inner``, has changed objects of
     the function that defines it, where that would not see it: another one has called it."""
-    caller, defining = cx.frame, function.frame
-    seen = caller.imported if caller.around is defining else frozenset[str]()
-    changed = frozenset[Any]().union(*inner.changed_objects)
-    for name, x in defining.env.items() if caller is not defining else ():
-        if name not in seen and any(y.objects & changed for y in held(x)):
+    defining, frame = function.frame, cx.frame
+    changed, unseen = frozenset[Any]().union(*inner.changed_objects), frozenset[Any]()
+    while frame is not None and frame is not defining:  # each hands on what it holds
+        unseen |= changed.difference(*(y.objects for x in frame.env.values() for y in held(x)))
+        frame = frame.caller
+    unseen = changed if frame is None else unseen
+    for name, x in defining.env.items():
+        if any(y.objects & unseen for y in held(x)):
             raise KernelTypeError(
                 f"`{function.__name__}` changes `{name}` of the function that defines it, and is "
                 "called by another one", span, help="call it where it is defined",
@@ -204,6 +254,11 @@ def hand_back(
             raise KernelTypeError(
                 f"`{function}` changes `{holders[0]}` and keeps no name of it", span,
                 help="assign to another name in it",
+            )  # fmt: skip
+        if any(y.objects & objects for x in cx.pending[: cx.begin] for y in held(x)):
+            raise KernelTypeError(
+                f"`{function}` changes an object that this statement has read before", span,
+                help="call it in a statement of its own, before this one",
             )  # fmt: skip
         own = [n for n in holders if any(y.objects == objects for y in held(cx.frame.env[n]))]
         check_seen(cx, new, (own or holders)[0].removesuffix(_GIVEN), span)

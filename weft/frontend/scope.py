@@ -93,6 +93,7 @@ class Frame:
     counts: dict[str, int] = field(default_factory=dict)  # how often each name is assigned
     turns: tuple[int, ...] = ()  # of unrolled loops around: calls in each are sites of their own
     stored: set[str] = field(default_factory=set)  # names into whose elements is stored
+    guarded: set[str] = field(default_factory=set)  # names with a value only where a flag says so
     grown: set[str] = field(default_factory=set)  # names of lists that grow or shrink
     # Unsigned totals that a loop subtracts from, and whether it adds nothing to them.
     differences: dict[str, bool] = field(default_factory=dict)
@@ -220,6 +221,8 @@ def assigned(nodes: Iterable[ast.AST]) -> dict[str, int]:
         flag = getattr(node, "weft_break", "")
         if flag:
             counts[flag] = counts.get(flag, 0) + 2
+        for name in getattr(node, "weft_certain", ()):  # it has some value before the loop
+            counts[name] = counts.get(name, 0) + 1
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.stmt):
                 visit(child)

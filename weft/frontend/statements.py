@@ -16,6 +16,7 @@ from weft.frontend import (
     list_methods,
     lists,
     named,
+    objects,
     overflow,
     records,
     reductions,
@@ -129,6 +130,7 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
                 element = elements.component(cx, base, place)
                 _accumulate_one(cx, *element, item, symbol, at, span)
             return
+    cx.pending.clear()
     old = cx.expression(_as_load(node.target))
     if growing.is_growing(old) and symbol == "+":
         list_methods.extend(cx, old, cx.expression(node.value), span)
@@ -413,6 +415,8 @@ def _merge(
                 cx.join(OpaqueKind(sides[0]), OpaqueKind(sides[1]), name, span)
             cx.frame.env[name] = present
             continue
+        if any(missing):
+            cx.frame.guarded.add(name)
         for region, side, gone, values in zip(op.regions, sides, missing, yields, strict=True):
             with cx.builder.at(region):
                 if gone:
@@ -422,7 +426,8 @@ def _merge(
                     values += flatten(cx.coerce(side, cx.widen(name, side, span), span))
         first = len(op.results)
         op.results += [Value(t, name, op) for t in cx.types(kind)]
-        cx.frame.env[name] = cx.rebuild(kind, iter(op.results[first:]))
+        made = cx.rebuild(kind, iter(op.results[first:]))
+        cx.frame.env[name] = objects.of_sides(made, [s for s in sides if s is not None])
     for region, values in zip(op.regions, yields, strict=True):
         with cx.builder.at(region):
             cx.builder.do("scf.yield", *values)

@@ -63,7 +63,7 @@ def begin_again(cx: Lowering, key: tuple[object, ...], item: Tup, span: Span) ->
     """Notes that a list that was empty until here holds tuples: the next round makes it so. Raises
     ``KernelTypeError`` where it holds numbers."""
     _note(cx, key, item, span)
-    raise Again(same_kinds=True)
+    raise Again(kinds_stay=True)
 
 
 def load(cx: Lowering, x: TupleList, place: Value, span: Span) -> Operand:

@@ -128,8 +128,10 @@ class Grouped:
 
 
 def grouped(over: Any) -> Grouped:
-    """``for I in grouped(x)``: goes through the indices of a tensor, an ndrange or a range,
-    as index vectors (``x[I]``)."""
+    """``for I in grouped(x)``: goes through the indices of a tensor, a field, an ndrange or a
+    range, as index vectors (``x[I]``)."""
+    if not isinstance(over, torch.Tensor | NDRange | range):
+        over = getattr(over, "first", over)  # of a field of structs
     if not isinstance(over, torch.Tensor | NDRange | range):
         raise KernelTypeError(
             f"grouped() takes a tensor or an ndrange, not {type(over).__name__}",

@@ -1,0 +1,218 @@
+"""Names that each way out of a loop assigns have a value after it; others have none, also where the
+loop's ``else`` gives them one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import weft
+
+
+@dataclass
+class Point:
+    x: float
+    y: float
+
+
+def number(x, out):
+    for i in range(out.shape[0]):
+        for j in range(x.shape[0]):
+            if x[j] > x[i] + 1:
+                k, v = j, x[j] * 2
+                break
+            if x[j] < -1:
+                k = v = 3
+                break
+        else:
+            k, v = -1, 0.5
+        out[i] = k + v
+
+
+def object_(x, out):
+    for i in range(out.shape[0]):
+        for j in range(x.shape[0]):
+            if x[j] > x[i] + 1:
+                p = Point(x[j] * 2, 1.0)
+                break
+        else:
+            p = Point(0.5, x[i] * 1)
+        p.x += 1
+        out[i] = p.x + 10 * p.y
+
+
+def else_goes_on(x, out):
+    for i in range(out.shape[0]):
+        for j in range(x.shape[0]):
+            if x[j] > x[i] + 1:
+                k = j
+                break
+        else:
+            out[i] = 5
+            continue
+        out[i] = k * 2
+
+
+def found(x, v):
+    for j in range(x.shape[0]):
+        if x[j] > v:
+            k = x[j]
+            break
+    else:
+        return -1.0
+    return k + j
+
+
+def else_returns(x, out):
+    for i in range(out.shape[0]):
+        out[i] = found(x, x[i] + 1)
+
+
+def endless(x, out):
+    for i in range(out.shape[0]):
+        j = 0
+        while True:
+            s = 0.0
+            while True:
+                t = x[(i + j) % x.shape[0]] * 2
+                j += 1
+                s += t
+                if t > 0 or j > 5:
+                    break
+            if s > 1 or j > 7:
+                r = s + t
+                break
+        out[i] = r
+
+
+def unrolled(x, out):
+    for i in range(out.shape[0]):
+        for v in (0.1, 0.5, 1.0):
+            if x[i] < v:
+                k = v * 2
+                break
+        else:
+            k = -1
+        out[i] = k
+
+
+def else_in_a_loop(x, out):
+    for i in range(out.shape[0]):
+        for a in range(3):
+            for j in range(x.shape[0]):
+                if x[j] > x[i] + a:
+                    k = j
+                    break
+            else:
+                k = -1
+                break
+            out[i] += k
+        else:
+            k = 77
+        out[i] += k * 10
+
+
+KERNELS = [number, object_, else_goes_on, else_returns, endless, unrolled, else_in_a_loop]
+
+
+@pytest.mark.parametrize("plain", KERNELS, ids=lambda f: f.__name__)
+def test_what_each_way_out_of_a_loop_assigns_is_read_after_it(plain: Callable[..., None]) -> None:
+    for n in (1, 6, 17):
+        x = torch.randn(n, dtype=torch.float64)
+        expected = torch.zeros(n, dtype=torch.float64)
+        plain(x, expected)
+        for call in (weft.kernel(plain), weft.kernel(debug=True)(plain)):
+            out = torch.zeros(n, dtype=torch.float64)
+            call(x, out)
+            torch.testing.assert_close(out, expected)
+
+
+def one_break_without(x, out):
+    for i in range(out.shape[0]):
+        for j in range(x.shape[0]):
+            if x[j] > x[i] + 1:
+                k = j
+                break
+            if x[j] < -1:
+                break
+        else:
+            k = -1
+        out[i] = k
+
+
+def break_in_an_else(x, out):
+    for i in range(out.shape[0]):
+        for _a in range(3):
+            for j in range(x.shape[0]):
+                if x[j] > x[i]:
+                    break
+            else:
+                break
+            if x[i] > 1.5:
+                k = 1
+                break
+        else:
+            k = -1
+        out[i] = k
+
+
+def some_branch_of_the_else(x, out):
+    for i in range(out.shape[0]):
+        for j in range(x.shape[0]):
+            if x[j] > x[i] + 1:
+                k = j
+                break
+        else:
+            if x[i] > 0:
+                k = -1
+        out[i] = k
+
+
+def read_before(x, out):
+    for i in range(out.shape[0]):
+        for j in range(x.shape[0]):
+            if j > 3:
+                out[i] = k  # noqa: F821
+            if x[j] > x[i] + 1:
+                k = j
+                break
+        else:
+            k = -1
+        out[i] = k
+
+
+def some_turns(x, out):
+    for i in range(out.shape[0]):
+        for t in range(3):
+            for v in (0.1, 0.5):
+                if x[i] > 0:  # noqa: SIM102
+                    if x[i] * t > v:
+                        continue
+                k = v + t
+            out[i] += k
+
+
+def turns_before_a_break(x, out):
+    for i in range(out.shape[0]):
+        for t in range(3):
+            for v in (0.1, 0.5):
+                if x[i] > 0:  # noqa: SIM102
+                    if x[i] * t > v:
+                        break
+                k = v + t
+            out[i] += k
+
+
+REFUSED = [
+    one_break_without, break_in_an_else, some_branch_of_the_else, read_before, some_turns,
+    turns_before_a_break,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("plain", REFUSED, ids=lambda f: f.__name__)
+def test_a_name_that_one_way_out_does_not_assign_is_refused(plain: Callable[..., None]) -> None:
+    with pytest.raises(weft.KernelNameError, match=r"`k` may have no value here|name `k` is not"):
+        weft.kernel(plain)(torch.randn(5), torch.zeros(5))

@@ -231,9 +231,8 @@ class _Splitter:
         self.regions: list[Region] = []
         self.returns: list[Returned] = []
         self.region_nodes: set[ast.AST] = set()
-        body = source.tree.body
-        _refuse(source, body, self.is_region)
-        self.stored = set(self._host_names(body))
+        _refuse(source, source.tree.body, self.is_region)
+        self.stored = set(self._host_names(source.tree.body))
         self.locals = frozenset(self.stored | set(self.by_name))
         for parameter in self.parameters:
             if is_clamped(parameter) and parameter.name in self.stored:

@@ -267,7 +267,7 @@ def launch(
             run(values)
         return ()
     for k in loop.written:
-        _check_written(loop, k, values[k])
+        _check_written(loop, k, values[k], recording)
     views = [k for k in loop.written if values[k]._is_view()]
     if views and len(loop.written) > 1:
         raise GradientError(
@@ -354,9 +354,9 @@ _VIEWS = {
 }
 
 
-def _check_written(loop: Loop, k: int, tensor: torch.Tensor) -> None:
+def _check_written(loop: Loop, k: int, tensor: torch.Tensor, recording: bool) -> None:
     """Raises ``GradientError`` where torch would refuse what is written once it is: the memory is
-    as it was then, and so are gradients that need it."""
+    as it was then, and so are gradients that need it. ``recording``: not for tangents alone."""
     base = tensor if tensor._base is None else tensor._base
     if base.requires_grad and base.is_leaf:
         name = loop.names[k]
@@ -364,7 +364,11 @@ def _check_written(loop: Loop, k: int, tensor: torch.Tensor) -> None:
             f"`{name}` requires grad and is written by the loop", loop.function.span,
             help=f"write to a new tensor, or to a copy: `{name} = {name}.clone()` in the host part",
         )  # fmt: skip
-    if tensor._is_view() and (how := _VIEWS.get(torch._C._autograd._get_creation_meta(tensor))):
+    if (
+        recording
+        and tensor._is_view()
+        and (how := _VIEWS.get(torch._C._autograd._get_creation_meta(tensor)))
+    ):
         raise GradientError(
             f"`{loop.names[k]}` is {how}, the loop writes to it, and a gradient is recorded: torch "
             "cannot follow that", loop.function.span,

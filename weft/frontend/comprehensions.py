@@ -16,7 +16,7 @@ from weft.errors import KernelSyntaxError, Span
 from weft.frontend import casts, expressions, list_methods, objects, sequences
 from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.desugar import desugar_body, placed
-from weft.frontend.kinds import Items, Operand, Row, Scalar, Static, Tup, describe
+from weft.frontend.kinds import Items, Operand, Row, Scalar, Static, Tensor, Tup, describe
 from weft.frontend.names import bound_names
 from weft.ir import types as ir
 from weft.ir.core import Block, Value, walk
@@ -25,6 +25,29 @@ from weft.lang.growing import ROOM
 
 MOST_ITEMS = 256  # of a comprehension, which is written out
 _Comprehension = ast.GeneratorExp | ast.ListComp
+
+
+class _Elements(ast.expr):
+    """What a loop of a comprehension goes over: of a whole tensor its elements, or rows, as Python
+    does, where a ``for`` statement goes over subscripts."""
+
+    _fields = ("value",)
+    value: ast.expr
+
+
+def _over(value: ast.expr) -> _Elements:
+    made = _Elements()
+    made.value = value
+    return made
+
+
+def _elements(cx: Lowering, node: _Elements) -> Operand:
+    over = cx.expression(node.value)
+    found = sequences.items(cx, over, cx.span(node)) if isinstance(over, Tensor) else None
+    return found or over
+
+
+EXPRESSIONS[_Elements] = _elements  # pyright: ignore[reportArgumentType]
 
 
 class _Renaming(ast.NodeTransformer):
@@ -65,6 +88,8 @@ def of_generator(cx: Lowering, name: str, node: ast.Call) -> Operand | None:
             help="write the loop",
         )  # fmt: skip
     made, span = _own(node.args[0]), cx.span(node)
+    if name in ("min", "max") and isinstance(made.elt, ast.Tuple):
+        return list_methods.extreme_of(cx, _tuples(cx, made), Static(None), name, span)
     if name in ("sum", "min", "max") and len(made.generators) == 1 and not made.generators[0].ifs:
         with _tried(cx):
             row = _as_row(cx, made, span)
@@ -121,6 +146,21 @@ def _as_row(cx: Lowering, node: _Comprehension, span: Span) -> Row | None:
     return Row([found.count], at)
 
 
+def _tuples(cx: Lowering, node: _Comprehension) -> Operand:
+    """The items of a generator of tuples: one by one, or a list of those that pass its tests."""
+    (generator, *others), over = node.generators, None
+    if not others and not generator.ifs:
+        over = _items(cx, generator.iter)
+    if over is None:
+        return cx.expression(ast.copy_location(ast.ListComp(node.elt, node.generators), node))
+
+    def item(k: Scalar | Static) -> Operand:
+        cx.bind(generator.target, over.item(k), cx.span(generator.target))
+        return cx.expression(node.elt)
+
+    return Items(over.count, item)
+
+
 def _items(cx: Lowering, node: ast.expr) -> Items | None:
     """What a comprehension goes over, where it has a number of items that is known at run time."""
     over = cx.expression(node)
@@ -154,7 +194,7 @@ def _in_statements(
     for generator in reversed(node.generators):
         for condition in reversed(generator.ifs):
             body = [ast.If(condition, body, [])]
-        loop = ast.For(generator.target, generator.iter, body, [])
+        loop = ast.For(generator.target, _over(generator.iter), body, [])
         body = [loop]
         if test is not None:
             over = _get(found) if name == "any" else ast.UnaryOp(ast.Not(), _get(found))
@@ -205,7 +245,7 @@ def _in_loops(cx: Lowering, node: _Comprehension) -> Operand:
     for generator in reversed(made.generators):
         for condition in reversed(generator.ifs):
             body = [ast.If(condition, body, [])]
-        body = [ast.For(generator.target, generator.iter, body, [])]
+        body = [ast.For(generator.target, _over(generator.iter), body, [])]
     known: list[ast.stmt] | None = getattr(node, "weft_statements", None)
     if known is None:
         known = desugar_body([placed(statement, node) for statement in body])

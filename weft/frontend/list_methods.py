@@ -85,13 +85,16 @@ def extend(cx: Lowering, x: Tensor | TupleList, items: Operand, span: Span) -> N
     elif is_list(items):
         named.inlined(cx, lists.extend, [x, items], span)
     elif sequences.items(cx, items, span) is not None:
-        # A loop over a whole tensor is one over its subscripts; the items are its elements.
-        over = rows.of(cx, items) if isinstance(items, Tensor) else items
-        assert over is not None
-        named.inlined(cx, lists.gather, [x, over], span)
+        named.inlined(cx, lists.gather, [x, _of_elements(cx, items)], span)
     else:
         raise KernelTypeError(f"a list takes the items of {describe(items)}", span,
                               help="append to it, or write a loop over its elements")  # fmt: skip
+
+
+def _of_elements(cx: Lowering, x: Operand) -> Operand:
+    """``x`` for a function that goes over it: a loop over a whole tensor goes over subscripts."""
+    row = rows.of(cx, x) if isinstance(x, Tensor) and not x.listed else None
+    return row or x
 
 
 def new(cx: Lowering, most: int, span: Span) -> Tensor | TupleList:
@@ -192,18 +195,33 @@ def extreme(cx: Lowering, name: str, given: list[Operand], node: ast.Call) -> Op
     tuples = known is not None and all(isinstance(x, Tup) and x.in_order for x in known)
     if not options and not isinstance(items, TupleList) and not (known and tuples):
         return None
-    span = cx.span(node)
-    if known is not None:
-        items = copied(cx, [Tup(known)], span)
-    elif sequences.items(cx, items, span) is None:
-        raise KernelTypeError(f"`{name}` of {describe(items)}", span,
-                              help="give it a list, a row or a tuple")  # fmt: skip
     key = cx.expression(options["key"]) if "key" in options else Static(None)
-    arguments = [items, key, Static(name == "max")]
     if "default" not in options:
-        return named.inlined(cx, lists.extreme, arguments, span)
-    arguments.append(cx.expression(options["default"]))
-    return named.inlined(cx, lists.extreme_or, arguments, span)
+        return extreme_of(cx, items, key, name, cx.span(node))
+    if known is not None:
+        items = copied(cx, [Tup(known)], cx.span(node))
+    arguments = [
+        _of_elements(cx, items),
+        key,
+        Static(name == "max"),
+        cx.expression(options["default"]),
+    ]
+    return named.inlined(cx, lists.extreme_or, arguments, cx.span(node))
+
+
+def extreme_of(cx: Lowering, x: Operand, key: Operand, name: str, span: Span) -> Operand:
+    """``max(x, key=key)`` or ``min``, by its ``name``: the first item that none is beyond."""
+    known = casts.static_items(x)
+    if known is not None:
+        x = copied(cx, [Tup(known)], span)
+    items = sequences.items(cx, x, span)
+    if items is None:
+        raise KernelTypeError(f"`{name}` of {describe(x)}", span,
+                              help="give it a list, a row or a tuple")  # fmt: skip
+    rows.require_some(cx, items.count, f"`{name}` of no items", span)
+    return named.inlined(
+        cx, lists.extreme, [items.item(Static(0)), items, key, Static(name == "max")], span
+    )
 
 
 def delete(cx: Lowering, node: ast.Delete) -> None:

@@ -110,13 +110,12 @@ def sort(items: list[Any], key: Callable[[Any], Any] | None, falls: bool) -> Non
         items[at] = value
 
 
-def extreme(items: list[Any], key: Callable[[Any], Any] | None, falls: bool) -> Any:
+def extreme(first: Any, items: Iterable[Any], key: Callable[[Any], Any] | None, falls: bool) -> Any:
     """``max(items, key=key)`` where it ``falls``, else ``min``: the first that none is beyond."""
-    assert len(items) > 0, "`max` or `min` of no items"
-    found = items[0]
-    for k in range(1, len(items)):
-        if _before(items[k], found, key, falls):
-            found = items[k]
+    found = first
+    for item in items:
+        if _before(item, found, key, falls):
+            found = item
     return found
 
 
@@ -125,7 +124,7 @@ def extreme_or(
 ) -> Any:  # fmt: skip
     found = default
     if len(items) > 0:
-        found = extreme(items, key, falls)
+        found = extreme(items[0], items, key, falls)
     return found
 
 

@@ -16,7 +16,7 @@ from weft.errors import KernelSyntaxError, Span
 from weft.frontend import casts, expressions, list_methods, objects, sequences
 from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.desugar import desugar_body, placed
-from weft.frontend.kinds import Items, Operand, Row, Scalar, Static, Tensor, Tup, describe
+from weft.frontend.kinds import Items, Operand, Row, Scalar, Static, Tup, describe
 from weft.frontend.names import bound_names
 from weft.ir import types as ir
 from weft.ir.core import Block, Value, walk
@@ -42,9 +42,7 @@ def _over(value: ast.expr) -> _Elements:
 
 
 def _elements(cx: Lowering, node: _Elements) -> Operand:
-    over = cx.expression(node.value)
-    found = sequences.items(cx, over, cx.span(node)) if isinstance(over, Tensor) else None
-    return found or over
+    return sequences.of_elements(cx, cx.expression(node.value))
 
 
 EXPRESSIONS[_Elements] = _elements  # pyright: ignore[reportArgumentType]

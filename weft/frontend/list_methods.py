@@ -85,16 +85,10 @@ def extend(cx: Lowering, x: Tensor | TupleList, items: Operand, span: Span) -> N
     elif is_list(items):
         named.inlined(cx, lists.extend, [x, items], span)
     elif sequences.items(cx, items, span) is not None:
-        named.inlined(cx, lists.gather, [x, _of_elements(cx, items)], span)
+        named.inlined(cx, lists.gather, [x, sequences.of_elements(cx, items)], span)
     else:
         raise KernelTypeError(f"a list takes the items of {describe(items)}", span,
                               help="append to it, or write a loop over its elements")  # fmt: skip
-
-
-def _of_elements(cx: Lowering, x: Operand) -> Operand:
-    """``x`` for a function that goes over it: a loop over a whole tensor goes over subscripts."""
-    row = rows.of(cx, x) if isinstance(x, Tensor) and not x.listed else None
-    return row or x
 
 
 def new(cx: Lowering, most: int, span: Span) -> Tensor | TupleList:
@@ -200,13 +194,9 @@ def extreme(cx: Lowering, name: str, given: list[Operand], node: ast.Call) -> Op
         return extreme_of(cx, items, key, name, cx.span(node))
     if known is not None:
         items = copied(cx, [Tup(known)], cx.span(node))
-    arguments = [
-        _of_elements(cx, items),
-        key,
-        Static(name == "max"),
-        cx.expression(options["default"]),
-    ]
-    return named.inlined(cx, lists.extreme_or, arguments, cx.span(node))
+    given = [sequences.of_elements(cx, items), key, Static(name == "max")]
+    default = cx.expression(options["default"])
+    return named.inlined(cx, lists.extreme_or, [*given, default], cx.span(node))
 
 
 def extreme_of(cx: Lowering, x: Operand, key: Operand, name: str, span: Span) -> Operand:

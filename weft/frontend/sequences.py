@@ -41,6 +41,13 @@ def items(cx: Lowering, x: Operand, span: Span) -> Items | None:
     return Items(row.extents[0], lambda k: rows.item(cx, row, k))
 
 
+def of_elements(cx: Lowering, x: Operand) -> Operand:
+    """``x`` for what goes over it as Python does: a whole tensor's elements, or rows. (A ``for``
+    statement goes over its subscripts.)"""
+    row = rows.of(cx, x) if isinstance(x, Tensor) and not x.listed else None
+    return row or x
+
+
 def loopable(cx: Lowering, x: Operand, span: Span) -> Operand:
     """What a ``for`` statement goes over: a row's elements. Of a whole tensor it is the indices."""
     if isinstance(x, TupleList):

@@ -66,6 +66,7 @@ def compile_cuda(function: Function, schedule: Schedule, arch: str) -> CudaCode:
         loops = [op for op in walk(stages[0].body) if op.name in ("scf.for", "scf.while")]
         if all(map(_unrolls, loops)):
             assembly = ptx.unrolled(assembly)
+        assembly = ptx.dependent(assembly, arch)
     return CudaCode(arch, schedule, text, functions, assembly, grid.symbol)
 
 

@@ -114,6 +114,26 @@ def unrolled(text: str) -> str:
     return text.replace('\t.pragma "nounroll";\n', "")
 
 
+DEPENDENT = 90  # the least architecture that has ``griddepcontrol``
+_ENTRY = re.compile(r"(?=^\.visible \.entry )", re.MULTILINE)
+
+
+def dependent(text: str, arch: str) -> str:
+    """PTX of kernels that run one after the other: the blocks of each may start where all of the
+    one before have (``runtime.cuda.FOLLOWS``), and wait until that is done and has written. PTX
+    ISA, ``griddepcontrol``, from sm_90 on. What it wrote is no constant (``ld.global.nc``) while
+    they are there."""
+    head, *entries = _ENTRY.split(text)
+    if len(entries) < 2 or int(arch.removeprefix("sm_")) < DEPENDENT:
+        return text
+    for k, entry in enumerate(entries):
+        start = "\n\tgriddepcontrol.wait;" * (k > 0)
+        start += "\n\tgriddepcontrol.launch_dependents;" * (k + 1 < len(entries))
+        made = re.sub(r"^\{", "{" + start, entry, count=1, flags=re.MULTILINE)
+        entries[k] = made.replace("ld.global.nc.", "ld.global.") if k else made
+    return head + "".join(entries)
+
+
 # -- NVIDIA's assembler
 
 

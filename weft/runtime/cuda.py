@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from weft.errors import WeftError
-from weft.runtime.record import LaunchConfig
+from weft.runtime.record import LaunchAttribute, LaunchConfig
 from weft.values import frozen
 
 # torch has no public name for the current stream's address or the current device without a check.
@@ -32,6 +32,13 @@ class Driver:
     launch: Callable[..., int]  # cuLaunchKernelEx(config, function, parameters, extra)
     stream: Callable[[int], int]  # the address of torch's current stream on a device
     device: Callable[[], int]  # the device that torch has current
+
+    @functools.cached_property
+    def version(self) -> int:
+        """1000 times the major version of CUDA that it has, and ten times the minor one."""
+        found = ctypes.c_int()
+        self.check(self.library.cuDriverGetVersion(ctypes.byref(found)), "cuDriverGetVersion")
+        return found.value
 
     def error(self, code: int) -> str:
         """The driver's own words for a CUresult."""
@@ -139,15 +146,24 @@ def attributes(function: int) -> dict[str, int]:
 
 _EXTRA_POINTER, _EXTRA_SIZE = 1, 2
 
+# A launch whose blocks may be there before the launch ahead of it has ended: their code waits for
+# that (``ptx.dependent``). CUDA's driver API, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
+FOLLOWS = LaunchAttribute(6, 1)
+# The least CUDA whose graphs can hold such launches (programmatic dependent launch edges).
+FOLLOWING = 12030
+FOLLOWED = (9, 0)  # the least capability
+
 
 class Frame:
-    """What one launch hands to the driver: an argument block and a grid, made once and reused."""
+    """What one launch hands to the driver: an argument block and a grid, made once and reused.
+    ``follows``: it may be launched as ``FOLLOWS`` says."""
 
     __slots__ = ("block", "config", "extra", "reference", "size")
 
     def __init__(
-        self, size: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int
-    ) -> None:
+        self, size: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int,
+        follows: bool = False,
+    ) -> None:  # fmt: skip
         self.block = ctypes.create_string_buffer(max(size, 8))
         self.size = ctypes.c_size_t(size)
         self.extra = (ctypes.c_void_p * 5)(
@@ -157,5 +173,6 @@ class Frame:
             ctypes.addressof(self.size),
             0,
         )
-        self.config = LaunchConfig(*grid, *block, shared, None, None, 0)
+        attributes = ctypes.addressof(FOLLOWS) if follows else None
+        self.config = LaunchConfig(*grid, *block, shared, None, attributes, int(follows))
         self.reference = ctypes.byref(self.config)

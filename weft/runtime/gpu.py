@@ -200,7 +200,7 @@ def as_asked(facts: Facts, choice: Choice) -> bool:
 class Launch:
     """How one set of sizes and numbers runs: ``divisors`` end the argument block, ``frames`` are
     free for the taking. ``then``: the stages behind it, where blocks leave so many ``words`` in
-    ``blocks`` parts."""
+    ``blocks`` parts. ``follows``: see ``cuda.Frame``."""
 
     function: Any
     grid: Dims
@@ -210,6 +210,7 @@ class Launch:
     blocks: int = 1
     words: int = 0
     then: tuple[Launch, ...] = ()
+    follows: bool = False
     frames: list[Frame] = field(default_factory=list)
     record: bytes | None = None  # what ``native`` launches
 
@@ -307,7 +308,7 @@ class Call:
         try:
             return launch.frames.pop()
         except IndexError:
-            return Frame(len(block), launch.grid, launch.block, launch.shared)
+            return Frame(len(block), launch.grid, launch.block, launch.shared, launch.follows)
 
     def _run(self, launch: Launch, function: Any, block: bytes) -> None:
         api, device = self.api, self.device
@@ -419,7 +420,11 @@ class Call:
         if (left := left_by(choice.schedule, choice.grid, choice.block, sizes)) is not None:
             launch.blocks, launch.words = left.parts, left.words
             dims = [(choice.grid, choice.block)] * (len(later) - 1) + [left.last]
-            launch.then = tuple(Launch(f, *d, 0) for f, d in zip(later, dims, strict=True))
+            follows = self.api.version >= cuda.FOLLOWING
+            follows &= torch.cuda.get_device_capability(self.device) >= cuda.FOLLOWED
+            launch.then = tuple(
+                Launch(f, *d, 0, follows=follows) for f, d in zip(later, dims, strict=True)
+            )
         return launch
 
     def _chosen(self, sizes: Sizes, machine: GpuMachine, most: int) -> Choice:

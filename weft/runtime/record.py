@@ -57,6 +57,18 @@ HOLDING, RELEASING, PYTHON, DRIVER = range(4)
 GRAD, GUARDED, SEVERAL, HISTORY, TRANSFORMED = 1, 2, 4, 8, 16
 
 
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute whose value is an int."""
+
+    _fields_ = (
+        ("id", ctypes.c_uint), ("padding", ctypes.c_uint), ("value", ctypes.c_int),
+        ("rest", ctypes.c_byte * 60),
+    )  # fmt: skip
+
+    def __init__(self, id: int, value: int) -> None:
+        super().__init__(id, 0, value)
+
+
 class LaunchConfig(ctypes.Structure):
     """CUlaunchConfig."""
 

@@ -3,6 +3,7 @@ errors that come late, and several devices."""
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -81,6 +82,37 @@ def test_a_graph_holds_the_launches_of_a_derivative() -> None:
     given.copy_(torch.randn(257))
     graph.replay()
     torch.testing.assert_close(found, 3 + 2 * given)
+
+
+def test_launches_that_overlap_wait_for_what_they_read() -> None:
+    """Two launches for each sum, of threads that share a stream, in a graph, and one by one."""
+    given = [torch.randn(800, 12345, device="cuda") for _ in range(4)]
+    expected = [column_sums(x) for x in given]
+    for x, sums in zip(given, expected, strict=True):
+        torch.testing.assert_close(sums.double(), x.double().sum(0), rtol=1e-4, atol=1e-3)
+    wrong: list[int] = []
+
+    def summing(k: int) -> None:
+        for _ in range(200):
+            if not torch.equal(column_sums(given[k]), expected[k]):
+                wrong.append(k)
+
+    threads = [threading.Thread(target=summing, args=(k,)) for k in range(len(given))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = [column_sums(x) for x in given]
+    given[0].neg_()
+    for _ in range(50):
+        for sums in found:
+            sums.fill_(math.nan)
+        graph.replay()
+        assert torch.equal(found[0], -expected[0])
+        assert all(map(torch.equal, found[1:], expected[1:]))
 
 
 @pytest.mark.parametrize("name", CASES)

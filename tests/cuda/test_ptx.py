@@ -24,11 +24,13 @@ from examples import (
     wkv,
 )
 from tests.fuzz.check import function
+from weft import compiler
 from weft.autodiff.activity import read_and_written
 from weft.autodiff.columns import by_columns
 from weft.autodiff.state import state_of
-from weft.codegen import libdevice, ptx
+from weft.codegen import cuda, libdevice, ptx
 from weft.codegen.launching import UnsupportedArchitectureError, architecture
+from weft.schedule.choose import candidate
 from weft.schedule.language import (
     Align,
     Bind,
@@ -412,3 +414,27 @@ def test_what_is_left_of_a_sum_is_unrolled() -> None:
     for what it loads."""
     assert "nounroll" not in weft.compile_for("sm_90", column_sums, empty(9, 40_000)).ptx
     assert "nounroll" in weft.compile_for("sm_90", recurrences.decayed, empty(9, 40_000), 0.5).ptx
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
+def test_launches_of_one_loop_overlap_where_the_gpu_can(arch: str) -> None:
+    """What the blocks of the second one read before the first is done would be old."""
+    (loop,) = cross.lowered_loops(column_sums, empty(800, 12345))
+    optimized = compiler.optimize(loop, column_sums.options)
+    texts = [cuda.compile_cuda(optimized, candidate(text).schedule, arch).ptx
+             for text in cuda.analyse(optimized).candidates if "split_reduction" in text]  # fmt: skip
+    assert texts
+    for text in texts:
+        _, first, then = re.split(r"^\.visible \.entry ", text, flags=re.MULTILINE)
+        able = arch != "sm_80"
+        assert ("{\n\tgriddepcontrol.launch_dependents;" in first) is able
+        assert ("{\n\tgriddepcontrol.wait;" in then) is able
+        assert text.count("griddepcontrol") == 2 * able
+        assert ("ld.global.nc" in then) is not able  # the first writes it meanwhile
+    if ptx.ptxas() is not None:
+        ptx.cubin(texts[0], arch)
+
+
+def test_a_loop_of_one_launch_waits_for_none() -> None:
+    text = str(cross.compile_for("sm_90", gallery.axpy, 2.0, empty(9), empty(9)).loops[0].ptx)
+    assert "griddepcontrol" not in text

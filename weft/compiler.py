@@ -41,6 +41,7 @@ from weft.passes.recognise_reductions import recognise_reductions
 from weft.passes.relax_atomics import relax_atomics
 from weft.passes.reuse_output_as_scratch import reuse_output_as_scratch
 from weft.passes.run import PIPELINE, Pass, run
+from weft.passes.separate_sums import separate_sums
 from weft.passes.serialize_reductions import serialize_reductions
 from weft.passes.split_quotients import split_quotients
 from weft.passes.tile import tile
@@ -82,7 +83,9 @@ def optimize_for_cpu(
     axes are those of the source. Raises ``RaceError``."""
     _checked(function, options)
     first = [race_checks] if options.debug else []
-    reordered = [reassociate_extrema, factor, reciprocal] if options.strict_math else []
+    reordered = (
+        [reassociate_extrema, factor, separate_sums, reciprocal] if options.strict_math else []
+    )
     moving = [recognise_reductions, serialize_reductions, split_quotients, tile]
     without = [fuse, advance, *reordered, *(moving if asked else [])]
     return _passed(function, options, noalias, listener, without, first)
@@ -106,7 +109,9 @@ def optimize(
     for lets threads share stay loops, and all that it names where it names one that would be fused
     with others. Raises ``RaceError``."""
     _checked(function, options)
-    reordered = [reassociate_extrema, factor, reciprocal] if options.strict_math else []
+    reordered = (
+        [reassociate_extrema, factor, separate_sums, reciprocal] if options.strict_math else []
+    )
     moving = [recognise_reductions, serialize_reductions, split_quotients, tile]
     without = [widen, *moving, if_convert, reuse_output_as_scratch, *reordered]
     shared = {name for step in several(parse(asked or ""), Cooperate) for name in step.loops}

@@ -28,6 +28,7 @@ from weft.passes.reciprocal import reciprocal
 from weft.passes.recognise_reductions import recognise_reductions
 from weft.passes.relax_atomics import relax_atomics
 from weft.passes.reuse_output_as_scratch import reuse_output_as_scratch
+from weft.passes.separate_sums import separate_sums
 from weft.passes.serialize_reductions import serialize_reductions
 from weft.passes.simplify import choices, simplify
 from weft.passes.split_quotients import split_quotients
@@ -62,6 +63,7 @@ PIPELINE: list[Pass] = [
     reuse_output_as_scratch,  # what loops compute alike, in memory that is overwritten later
     merge_updates,  # what is kept there is not expensive any more
     cse,  # what came to the later loops
+    separate_sums,  # of terms with factors and conditions that a loop does not change
     reciprocal,  # division by what a loop does not change
     cse,  # reciprocals of one number
     choices,  # of one number twice, which LLVM takes for one choice

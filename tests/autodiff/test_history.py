@@ -32,6 +32,14 @@ def multiply(x, y):
 
 
 @weft.kernel
+def weighted(x, weights):
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = x[i] * weights[i]
+    return out
+
+
+@weft.kernel
 def scaled(x, n: int, factor: float):
     out = torch.zeros_like(x)
     for i in range(n):
@@ -458,3 +466,13 @@ def test_what_is_known_of_gradients_holds_no_memory():
         torch.autograd.grad(out.sum() + s, args)
     del out, s
     assert held() <= before
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
+def test_a_gradient_reads_unsigned_integers(dtype: torch.dtype) -> None:
+    """Which the IR has none of."""
+    x = torch.ones(3, requires_grad=True)
+    weights = torch.tensor([1, 0, 255]).to(dtype)
+    for _ in range(3):  # the first one is planned, the others are as it was
+        (found,) = torch.autograd.grad(weighted(x, weights).sum(), x)
+        assert found.tolist() == [1.0, 0.0, 255.0]

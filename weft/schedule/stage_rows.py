@@ -591,7 +591,7 @@ def why_not_staged(nest: LoopNest, step: RegisterWindow, schedule: Schedule) -> 
         )  # fmt: skip
     if not together(nest, loop, tile, backwards=Reverse(step.loop) in schedule):
         return Refusal(f"threads of a block do not come to `{step.loop}` together", loop.span)
-    rows = rows_of(nest.function, [loop], tile, step.staged)
+    rows = rows_of(nest.function, [loop], tile, step.staged, nest.extraction)
     if not rows or not nest.function.attrs.get("noalias", True):
         return Refusal(f"`{step.loop}` loads no rows that threads of a block share", loop.span)
     size = sum(n * element.bytes for element, n in laid_out(rows, tile).items())

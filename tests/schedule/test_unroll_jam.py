@@ -28,6 +28,7 @@ from weft.schedule.guards import FewLeft, judged
 from weft.schedule.language import UnrollJam, several
 from weft.schedule.machine import GpuMachine
 from weft.schedule.shared_loads import UnrollJamCandidates
+from weft.schedule.spmd import WORKGROUP
 from weft.schedule.unroll_jam import unroll_jam
 from weft.tools.cross import lowered_loops
 
@@ -83,6 +84,33 @@ def test_bits_are_kept(how: tuple[int, ...], sizes: tuple[int, int]) -> None:
     assert parallel in made.body.ops
     for old, new in zip(after(function, *shapes), after(made, *shapes), strict=True):
         np.testing.assert_array_equal(old, new)
+
+
+# out[i, j] = sum of a[i, k + 3] * b[k + 3, j] from LOW to HIGH, one of which depends on j
+STAIRS = BAND.replace("%0 =", "%e = WHAT : index\n  %0 =").replace(
+    "%x = ", "%p = arith.addi %k, %c3 : index\n      %x = "
+).replace("%a[%i, %k]", "%a[%i, %p]").replace("%b[%k, %j]", "%b[%p, %j]").replace(
+    "%low to %high", "LOW to HIGH"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["addi %j, %c3", "subi %n, %j", "subi %j, %c3"])
+@pytest.mark.parametrize(("low", "high"), [("%c0", "%e"), ("%e", "%n")])
+@pytest.mark.parametrize("how", [(1, 2), (1, 3), (1, 4), (1, 3, 1, 2), (1, 4, 2)])
+@pytest.mark.parametrize("n", [6, 8, 12, 17])
+def test_a_shader_has_one_loop_for_what_is_left_of_a_ladder(
+    what: str, low: str, high: str, how: tuple[int, ...], n: int
+) -> None:
+    text = STAIRS.replace("WHAT", f"arith.{what}").replace("LOW", low).replace("HIGH", high)
+    function, shapes = parse_function(text), ((3, n + 6), (n + 6, n), (3, n))
+    expected = after(function, *shapes)
+    function.attrs[WORKGROUP] = (32, 1, 1)
+    made, parallel = unroll_jam(function, only(function), *how)
+    verify(made)
+    for old, new in zip(expected, after(made, *shapes), strict=True):
+        np.testing.assert_array_equal(old, new)
+    loops = [op for op in walk(parallel.regions[0]) if op.name == "scf.for"]
+    assert sum("asking" in op.attrs for op in loops) == (how[1] > 2), "of two, one is left"
 
 
 def test_two_jams_keep_bits() -> None:

@@ -13,6 +13,7 @@ from tests.shader.test_scheduled import smooth
 from weft import compiler
 from weft.codegen.shader import emit
 from weft.ir.core import Function
+from weft.ir.parse import parse_function
 from weft.schedule.choose import candidate
 from weft.schedule.language import BlockDim, only
 from weft.tools.cross import lowered_loops
@@ -141,3 +142,28 @@ def test_drivers_are_not_to_unroll_what_remains() -> None:
     assert "i32(1)" in steps  # and what is worth it
     msl = str(weft.compile_for("msl", causal_conv, meta(768, 768), meta(8, 768, 768), 0.1))
     assert "params[3u]" not in msl
+
+
+CONSTANTS = """
+func.func @constants(%x: memref<?xi32>) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %n = "weft.dim"(%x) {axis = 0} : (memref<?xi32>) -> index
+  scf.parallel (%i) = (%c0) to (%n) step (%c1) {
+    %two = arith.addi %c1, %c1 : index
+    %three = arith.addi %two, %c1 : index
+    %narrow = arith.index_cast %three : index to i32
+    memref.store %narrow, %x[%i] : memref<?xi32>
+    scf.reduce
+  }
+  func.return
+}
+"""
+
+
+def test_what_is_computed_of_constants_is_a_constant() -> None:
+    """naga refuses to convert `i64(3)` to i32."""
+    function = parse_function(CONSTANTS)
+    for form in emit.compile_shader(function, "wgsl").forms:
+        assert "= i32(3);" in form.stages[0].text
+        assert "i64(3)" not in form.stages[0].text

@@ -11,13 +11,22 @@ from collections.abc import Iterable, Sequence
 
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value, below, walk
+from weft.ir.ops import OPS
 from weft.ir.types import Type
 from weft.ir.views import For, If, is_constant, memory
+from weft.schedule.spmd import WORKGROUP
 from weft.schedule.variation import Variation
 
 RARE = {"unroll": 1, "rare": True}  # loops that are not worth their code
 LANE = "lane"  # attribute of a store: the iteration, of those that became one, whose it is
+ASKING = "asking"  # attribute of a loop: in its turns, each iteration asks whether it is there
 STAGED = "staged"  # attribute of a loop: rows of so many turns are in shared memory
+
+
+def loads_of(loop: Op) -> list[Op]:
+    """What a loop loads in every turn, and where iterations ask whether they are there."""
+    ops = walk(loop.body) if ASKING in loop.attrs else loop.body.ops
+    return [op for op in ops if op.name == "memref.load"]
 
 
 class JammedBody:
@@ -37,6 +46,8 @@ class JammedBody:
         self.few = False  # such iterations are rare
         self.lanes = False  # stores say whose they are
         self.single = False  # one iteration is carried out by itself
+        # Drivers compile shaders when they are first called, and loops cost them most.
+        self.brief = WORKGROUP in function.attrs
 
     def get(self, k: int, value: Value) -> Value:
         return self.values[k][value]
@@ -147,11 +158,13 @@ class JammedBody:
         else:
             stops = [*(lows[p] for p in order[1:]), highs[0]]
             low, rungs = lows[order[0]], [(order[: s + 1], v) for s, v in enumerate(stops)]
+        if self.brief and len(rungs) > 2 and _plain(self, op):
+            return _one_by_one(self, op, lanes, rungs, carried, low, highs, ends=ends)
         for on, stop in rungs:
             there = sorted(on)
             high = self.least([low, stop], "arith.maxsi") if ends else self.least([stop, highs[0]])
             times = {} if len(there) == len(lanes) else {"unroll": 1}
-            rows = self._together(
+            rows = self.together(
                 op, [lanes[p] for p in there], low, high, [carried[p] for p in there], times
             )
             for p, row in zip(there, rows, strict=True):
@@ -168,7 +181,7 @@ class JammedBody:
 
         def own(begins: Iterable[Value], ends: Iterable[Value]) -> list[list[Value]]:
             return [
-                self._together(op, [k], begin, end, [row], {"unroll": 1})[0]
+                self.together(op, [k], begin, end, [row], {"unroll": 1})[0]
                 for k, begin, end, row in zip(lanes, begins, ends, carried, strict=True)
             ]
 
@@ -177,10 +190,10 @@ class JammedBody:
             carried = own(lows, (self.least([low, end]) for end in highs))
         if uneven[1]:
             high = self.least([low, self.least(highs)], "arith.maxsi")
-        carried = self._together(op, lanes, low, high, carried, {})
+        carried = self.together(op, lanes, low, high, carried, {})
         return own([high] * len(lanes), highs) if uneven[1] else carried
 
-    def _together(
+    def together(
         self, op: Op, lanes: Sequence[int], low: Value, high: Value, carried: list[list[Value]],
         attrs: dict[str, int],
     ) -> list[list[Value]]:  # fmt: skip
@@ -270,3 +283,70 @@ def _own_place(body: JammedBody, op: Op, index: Value, place: Value, operands: l
             place = build.op("arith.minsi", place, last)
             place = build.op("arith.maxsi", place, build.number(0, place))
         operands[axis - len(subscripts)] = place
+
+
+def _plain(jam: JammedBody, op: Op) -> bool:
+    """Whether turns of the loop ``op`` do nothing but load and compute, each for itself."""
+    return not any(map(jam.same, op.body.args[1:])) and all(
+        inner.name == "memref.load" or (OPS[inner.name].pure and not inner.regions)
+        for inner in op.body.ops[:-1]
+    )
+
+
+def _one_by_one(
+    jam: JammedBody, op: Op, lanes: Sequence[int], rungs: Sequence[tuple[list[int], Value]],
+    carried: list[list[Value]], low: Value, highs: list[Value], *, ends: bool,
+) -> list[list[Value]]:  # fmt: skip
+    """A ladder of two loops: that of all iterations, and behind or in front of it one for those
+    that are there, each of which asks in every turn whether it is. ``ends``: behind."""
+    every, before = range(len(lanes)), carried
+    if ends:
+        first, last = jam.least([low, rungs[0][1]], "arith.maxsi"), rungs[-1][1]
+        before = jam.together(op, lanes, low, first, carried, {})
+        some, begin, stop = rungs[1][0], first, last
+        limits = [highs[p] for p in every]
+    else:
+        some, begin, stop = rungs[-2][0], low, jam.least([rungs[-2][1], highs[0]])
+        limits = [*map(jam.get, lanes, [For(op).lower] * len(lanes))]
+    found = _asking(jam, op, [(p, lanes[p], limits[p]) for p in sorted(some)], begin, stop,
+                    before, "slt" if ends else "sge")  # fmt: skip
+    return found if ends else jam.together(op, lanes, rungs[-2][1], highs[0], found, {})
+
+
+def _asking(
+    jam: JammedBody, op: Op, some: Sequence[tuple[int, int, Value]], low: Value, high: Value,
+    carried: list[list[Value]], predicate: str,
+) -> list[list[Value]]:  # fmt: skip
+    """One loop for ``some`` iterations, each with its place, its lane, and the turn to compare
+    with. One of them is there in every turn."""
+    build, body, width = jam.builder, op.body, len(op.results)
+    inits = [v for place, _, _ in some for v in carried[place]]
+    step = jam.get(some[0][1], For(op).step)
+    made = build.for_(low, high, step, inits, **{**op.attrs, "unroll": 1, ASKING: True})
+    index, *values = made.body.args
+    jam.put([lane for _, lane, _ in some], body.args[0], index)
+    shared = [inner for inner in body.ops[:-1] if jam.along.common(inner)]
+
+    def turns() -> list[Value]:
+        jam.ops(shared, [lane for _, lane, _ in some])
+        found: list[Value] = []
+        for k, (_, lane, limit) in enumerate(some):
+            own = values[k * width : (k + 1) * width]
+
+            def turn(lane: int = lane, own: Sequence[Value] = own) -> list[Value]:
+                for old, new in zip(For(op).carried, own, strict=True):
+                    jam.put([lane], old, new)
+                for inner in body.ops[:-1]:
+                    if inner not in shared:
+                        jam.alone(inner, [lane])
+                return [jam.get(lane, v) for v in For(op).yielded]
+
+            there = build.op("arith.cmpi", index, limit, predicate=predicate)
+            found += build.either(there, turn, lambda own=own: own, [v.type for v in own])
+        return found
+
+    build.fill(made.body, turns)
+    rows = [list(row) for row in carried]
+    for k, (place, _, _) in enumerate(some):
+        rows[place] = list(made.results[k * width : (k + 1) * width])
+    return rows

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterable
 
 from weft.errors import Span
+from weft.index.access import Extraction
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType
@@ -85,6 +86,11 @@ class LoopNest:
     def serial(self) -> dict[str, Op]:
         """The loops inside of an iteration, by the names of their indices."""
         return loops_of(self.parallel)
+
+    @functools.cached_property
+    def extraction(self) -> Extraction:
+        """What the function accesses, in indices and symbols."""
+        return Extraction(self.function)
 
     def array(self, name: str) -> Value:
         return self.function.args[self.arrays.index(name)]

@@ -164,7 +164,7 @@ def whole_vectors(
     """The arrays of which windows load whole vectors, and the sizes and numbers that must be
     multiples of these for that. ``step_of``: of the nest's program."""
     function, parallel = nest.function, nest.parallel
-    found, numbers = Extraction(function), {*function.args}
+    found, numbers = nest.extraction, {*function.args}
     jams = {nest.index(jam.axis): jam.copies for jam in several(schedule, UnrollJam)
             if jam.stride == 1 and (jam.whole or not jam.overlap)}  # fmt: skip
     axes = zip(Parallel(parallel).indices, Parallel(parallel).axes, strict=True)

@@ -22,7 +22,7 @@ from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, ScalarType, i32
 from weft.ir.views import For, If, memory
 from weft.ir.writes import written
-from weft.schedule.jammed_body import STAGED
+from weft.schedule.jammed_body import STAGED, loads_of
 from weft.schedule.language import (
     Bind,
     BlockDim,
@@ -98,8 +98,8 @@ def rows_of(
     changed, rows = written(function), dict[object, Row]()
     for loop in group:
         iv = For(loop).index
-        for op in loop.body.ops:
-            if op.name != "memref.load" or memory(op)[0] not in function.args:
+        for op in loads_of(loop):
+            if memory(op)[0] not in function.args:
                 continue
             memref, subscripts, _ = memory(op)
             polys = [poly for v in subscripts if (poly := found.poly(v)) is not None]
@@ -220,7 +220,7 @@ class _Tiles(Rewriter):
         self.found = Extraction(function, [*self.tile.blocks.values(), *self.tile.threads.values()])
         groups = list(groups_of(parallel))
         self.firsts = {group[0]: (block, group) for block, group in groups}
-        self.loop_of = {op: loop for _, group in groups for loop in group for op in loop.body.ops}
+        self.loop_of = {op: loop for _, group in groups for loop in group for op in loads_of(loop)}
         self.done: set[Op] = set()
         self.of: dict[Op, Row] = {}
         self.chunk: Value | None = None
@@ -591,7 +591,7 @@ def why_not_staged(nest: LoopNest, step: RegisterWindow, schedule: Schedule) -> 
         )  # fmt: skip
     if not together(nest, loop, tile, backwards=Reverse(step.loop) in schedule):
         return Refusal(f"threads of a block do not come to `{step.loop}` together", loop.span)
-    rows = rows_of(nest.function, [loop], tile, step.staged)
+    rows = rows_of(nest.function, [loop], tile, step.staged, nest.extraction)
     if not rows or not nest.function.attrs.get("noalias", True):
         return Refusal(f"`{step.loop}` loads no rows that threads of a block share", loop.span)
     size = sum(n * element.bytes for element, n in laid_out(rows, tile).items())

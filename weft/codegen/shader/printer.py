@@ -17,7 +17,7 @@ from weft.ir.interp import evaluate
 from weft.ir.ops import OPS
 from weft.ir.scalar import literal
 from weft.ir.types import f32, i32
-from weft.ir.views import For, If, Parallel, While, accessed_by, constant_of, reported
+from weft.ir.views import For, If, Number, Parallel, While, accessed_by, constant_of, reported
 from weft.passes.constants import canonical
 
 
@@ -43,6 +43,7 @@ class Printer(Arrays):
         self.may_leave = not any(op.name == "gpu.barrier" for op in walk(function.body))
         self.folds = folds(function)
         self.lanes = lanes(function, joined)
+        self.constants: dict[Value, Number] = {}  # results of operations on constants
         self.needed = needed(function, joined)
         self.known: dict[str, str] = {}  # names of what was computed already, by its text
 
@@ -71,6 +72,8 @@ class Printer(Arrays):
             self.scalar(op)
 
     def scalar(self, op: Op) -> None:
+        if self.folded(op):
+            return
         if op.name in ("arith.index_cast", "arith.truncf") and (
             op.operand in self.low and op.result.type in (i32, f32)
         ):
@@ -85,13 +88,6 @@ class Printer(Arrays):
             self.let(op, op.result, f"{type_of(op.result.scalar)}({value})")
             return
         self.noted(op, *op.operands)
-        if op.operands and all(constant_of(v) is not None for v in op.operands):
-            # A language may refuse what overflows there.
-            known = ((constant_of(v), v.scalar) for v in op.operands)
-            values = [literal(number, t) for number, t in known if number is not None]
-            found = canonical(evaluate(op, values), op.result.scalar)
-            self.names[op.result] = self.e.literal(found, op.result.scalar)
-            return
         texts = [self.of(v) for v in op.operands]
         if self.unchanged(op):
             self.names[op.result] = texts[0]
@@ -103,6 +99,20 @@ class Printer(Arrays):
             return
         self.let(op, op.result, text)
         self.known[key] = self.names[op.result]
+
+    def folded(self, op: Op) -> bool:
+        """Whether ``op`` computes with constants alone. A language may refuse what overflows there,
+        or to convert between them."""
+        known = [constant_of(v) if constant_of(v) is not None else self.constants.get(v)
+                 for v in op.operands]  # fmt: skip
+        pairs = zip(known, op.operands, strict=True)
+        values = [literal(number, v.scalar) for number, v in pairs if number is not None]
+        if not known or len(values) < len(known):
+            return False
+        found = canonical(evaluate(op, values), op.result.scalar)
+        self.constants[op.result] = found
+        self.names[op.result] = self.e.literal(found, op.result.scalar)
+        return True
 
     def unchanged(self, op: Op) -> bool:
         """Whether ``op`` adds nothing to an integer, which schedules do."""

@@ -103,8 +103,9 @@ class _History:
         context = function._backward_cls
         context.shapes = [values[k].size() if k < len(values) else torch.Size()
                           for k in loop.memrefs]  # fmt: skip
-        context.dtypes = [values[k].dtype if k < len(values) else _dtype(loop, k)
-                          for k in loop.memrefs]  # the IR has no unsigned integers
+        context.dtypes = [
+            values[k].dtype if k < len(values) else _dtype(loop, k) for k in loop.memrefs
+        ]  # the IR has no unsigned integers
         context.device = next(v.device for v in args if isinstance(v, torch.Tensor))
         context.numbers = ()
         self.function = function

@@ -147,7 +147,7 @@ def attributes(function: int) -> dict[str, int]:
 _EXTRA_POINTER, _EXTRA_SIZE = 1, 2
 
 # A launch whose blocks may be there before the launch ahead of it has ended: their code waits for
-# that (``ptx.dependent``). CUDA's driver API, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
+# that (``ptx.dependent``). CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION of the driver API.
 FOLLOWS = LaunchAttribute(6, 1)
 # The least CUDA whose graphs can hold such launches (programmatic dependent launch edges).
 FOLLOWING = 12030

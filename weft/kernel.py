@@ -26,7 +26,7 @@ from weft.options import Options, asked, default_options
 from weft.pytorch import overrides
 from weft.pytorch.annotations import check_once, is_checked, shared
 from weft.pytorch.namespace import namespace_of
-from weft.runtime.entry import PLAIN, dispatched, make_entry
+from weft.runtime.entry import PLAIN, autocast_is_on, dispatched, make_entry
 from weft.runtime.launch import Implementations, Launcher, Tuning
 from weft.runtime.signature import check_argument
 from weft.runtime.specialize import Specialization
@@ -171,14 +171,15 @@ class Definition:
         check_once(self._checked, self.bind(args, kwargs).arguments, self.span, self._seen)
 
     @functools.cached_property
-    def _policy(self) -> Policy:
-        from weft.pytorch.autocast import Policy  # where a policy is asked for
+    def _policy(self) -> Policy | None:
+        from weft.pytorch.autocast import policy_of  # what the compiler needs as well
 
-        return Policy(cast(Any, self), self.options.autocast)
+        return policy_of(cast(Any, self), self.options.autocast)
 
     def recast(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The arguments of a call, as the policy for autocast wants them."""
-        return self._policy.cast(args, kwargs) if self.options.autocast else (args, kwargs)
+        idle = self.options.autocast is None and not autocast_is_on()
+        return (args, kwargs) if idle or not self._policy else self._policy.cast(args, kwargs)
 
     def _is_foreign(self, value: Any) -> bool:
         """Whether ``value`` is a tensor that only the dispatcher knows how to treat."""
@@ -340,7 +341,7 @@ class Kernel(Definition):
 
     def _ready(self) -> bool:
         """Makes ``operators``. Dynamo, which cannot trace that, calls this as it is."""
-        _ = self.operators, self.options.autocast and self._policy
+        _ = self.operators, self._policy
         return True
 
     _ready._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -534,15 +535,15 @@ def _enter(kernel: Kernel) -> None:
     others, options = kernel.implementations, kernel.options
     if kernel._convert or kernel._checked or options.interpret or options.autocast:
         return
-    host = kernel.parts.host if others is None else others.planned
+    host, casts = kernel.parts.host if others is None else others.planned, bool(kernel._policy)
     kernel._entry = entry = make_entry(
-        kernel.signature, host, kernel._launchers, kernel._special, kernel._plain
+        kernel.signature, host, kernel._launchers, kernel._special, kernel._plain, casts
     )
     if len(kernel._regions) == 1 and others is None:
         from weft.pytorch.recipe import direct  # what the compiler needs as well
 
         put = functools.partial(setattr, kernel, "_entry")
-        kernel._regions[0].direct = direct(cast(Any, kernel), entry, put, kernel._plain)
+        kernel._regions[0].direct = direct(cast(Any, kernel), entry, put, kernel._plain, casts)
 
 
 def kernel_inside(function: Any) -> Kernel | None:
@@ -574,9 +575,8 @@ def kernel(
     ``Kernel.schedule`` says, ``{"cuda": "unroll_jam(t, 4)"}``, or, by the number of the loop,
     ``{"cuda": {0: "unroll_jam(t, 4)", 2: "persist(32)"}}``. ``fuse``: whether Inductor may fuse
     loops with PyTorch's own; True: also those that are expected to be slower so. ``autocast``: what
-    ``torch.autocast`` does to arguments of floats. Nothing, if it is not given; a dtype: all go to
-    it; names of parameters: these go to autocast's own; True: those that loops use for contractions
-    alone do. Gradients have the dtypes that were passed."""
+    ``torch.autocast`` does to arguments of floats. False: nothing; a dtype: all go to it; names of
+    parameters: these go to autocast's own; True: those that loops only contract do."""
     given = {"debug": debug, "strict_math": strict_math, "schedule": schedule, "fuse": fuse}
     options = {k: v for k, v in (given | {"autocast": autocast}).items() if v is not None}
 

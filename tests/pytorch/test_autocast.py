@@ -51,6 +51,28 @@ def plain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def multiply(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    (n, m), p = x.shape, w.shape[1]
+    out = x.new_empty(n, p)
+    for i, j in weft.ndrange(n, p):
+        s = 0.0
+        for k in range(m):
+            s += x[i, k] * w[k, j]
+        out[i, j] = s
+    return out
+
+
+@weft.kernel
+def convolved(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        s = 0.0
+        for u in range(i + 1):
+            s += w[i - u] * x[u]
+        out[i] = s
+    return out
+
+
 def draw() -> list[torch.Tensor]:
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -127,7 +149,7 @@ def test_what_counts_as_a_contraction():
 
     shapes = [("tensor", torch.float32, (4,))] * 7
     # Of `c` there is a square, `d` is compared, `e` is read outside.
-    assert mixed._policy.derived((tuple(shapes), ())) == {"a", "b", "f"}
+    assert {*mixed._policy.derived((tuple(shapes), ()))} == {"a", "b", "f"}
 
 
 def test_what_is_stored_or_replaces_what_a_loop_carries_is_no_sum():
@@ -140,7 +162,7 @@ def test_what_is_stored_or_replaces_what_a_loop_carries_is_no_sum():
             out[i] = h + a[i] * c[i]
 
     shapes = [("tensor", torch.float32, (4,))] * 4
-    assert last._policy.derived((tuple(shapes), ())) == frozenset()
+    assert last._policy.derived((tuple(shapes), ())) == ()
 
 
 def test_policies_that_are_none():
@@ -198,3 +220,140 @@ def test_what_is_written_is_not_cast():
     with torch.autocast("cpu", torch.bfloat16):
         into(out, x)
     assert torch.equal(out, x.bfloat16().float())
+
+
+def test_without_a_policy_a_product_is_cast_as_torch_s_own():
+    unasked, never = weft.kernel(multiply), weft.kernel(autocast=False)(multiply)
+    x, w = torch.randn(6, 40, requires_grad=True), torch.randn(40, 5, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, expected = unasked(x, w), x @ w
+        assert never(x, w).dtype == torch.float32
+    assert out.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(out, expected)
+    g = torch.randn(6, 5).bfloat16()
+    found = torch.autograd.grad(out, (x, w), g)
+    for a, b in zip(found, torch.autograd.grad(expected, (x, w), g), strict=True):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+    with torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", enabled=False):
+        assert torch.equal(unasked(x, w), never(x, w))
+
+
+def test_what_serves_later_calls_asks_for_autocast():
+    w, x = torch.randn(2, 30)
+    plain_out = convolved(w, x)
+    half = torch.randn(30).bfloat16()
+
+    def repeated(*args):
+        first = convolved(*args)
+        for _ in range(20):
+            assert torch.equal(convolved(*args), first)
+        return first
+
+    assert torch.equal(repeated(w, x), plain_out)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = repeated(w, x)
+        assert torch.equal(repeated(w.bfloat16(), x.bfloat16()), out)
+        with torch.autocast("cpu", torch.float16):
+            for args in ((w, x), (half, x), (half, half)):
+                assert repeated(*args).dtype == torch.float16
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), plain_out, rtol=5e-2, atol=5e-2)
+    assert repeated(half, half).dtype == torch.bfloat16
+    assert torch.equal(repeated(w, x), plain_out)
+
+
+@pytest.mark.parametrize("policy", [None, True])
+def test_one_graph_for_many_sizes(policy):
+    kernel = weft.kernel(autocast=policy)(multiply)
+    torch._dynamo.reset()
+    graphs = []
+    f = torch.compile(
+        lambda x, w: kernel(x, w) * 2, fullgraph=True, dynamic=True,
+        backend=lambda graph, example: graphs.append(graph) or graph,
+    )  # fmt: skip
+    w = torch.randn(8, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        for n in (5, 6, 9):
+            x = torch.randn(n, 8)
+            assert torch.equal(f(x, w), (x @ w) * 2)
+    assert len(graphs) == 1
+    assert f(x, w).dtype == torch.float32
+
+
+@pytest.mark.parametrize("policy", [None, ("x", "w")])
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_exported_program_casts(strict, policy):
+    kernel = weft.kernel(autocast=policy)(multiply)
+
+    class Layer(torch.nn.Module):
+        def forward(self, x, w):
+            with torch.autocast("cpu", torch.bfloat16):
+                return kernel(x, w)
+
+    x, w = torch.randn(4, 8), torch.randn(8, 3)
+    program = torch.export.export(Layer(), (x, w), strict=strict)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = x @ w
+    assert torch.equal(program.module()(x, w), expected)
+
+
+def test_without_a_policy_other_loops_are_left_alone():
+    @weft.kernel
+    def dot(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        s = 0.0
+        for i in range(x.shape[0]):
+            s += x[i] * w[i]
+        return s
+
+    @weft.kernel
+    def added(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        out = x.new_zeros(x.shape[0])
+        for i in range(x.shape[0]):
+            for k in range(w.shape[0]):
+                out[i] += x[i] * w[k]
+        return out
+
+    @weft.kernel
+    def checked(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        assert x.shape == w.shape
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = sum(x[u] * w[i - u] for u in range(i + 1))
+        return out
+
+    @weft.kernel
+    def listed(xs: list[torch.Tensor], w: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(w)
+        for i in range(w.shape[0]):
+            s = 0.0
+            for k in range(w.shape[0]):
+                s += xs[0][k] * w[k]
+            out[i] = s
+        return out
+
+    x, w = torch.randn(2, 8)
+    for kernel, args in (dot, (x, w)), (added, (x, w)), (checked, (x, w)), (listed, ([x], w)):
+        expected = kernel(*args)
+        with torch.autocast("cpu", torch.bfloat16):
+            out = kernel(*args)
+        assert out.dtype == torch.float32
+        assert torch.equal(out, expected), kernel
+
+
+def test_an_error_of_the_host_part_is_that_of_the_call():
+    @weft.kernel
+    def narrowed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        out = x.new_empty(x.shape[0] - 2000)
+        for i in range(out.shape[0]):
+            s = 0.0
+            for k in range(w.shape[0]):
+                s += x[i + k] * w[k]
+            out[i] = s
+        return out
+
+    w = torch.randn(3)
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(RuntimeError, match="negative dimension"):
+            narrowed(torch.randn(7), w)
+        assert narrowed(torch.randn(2004), w).shape == (4,)

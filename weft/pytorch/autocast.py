@@ -2,52 +2,87 @@
 
 A policy is a dtype (all arguments of floats go to it), names of parameters (these go to autocast's
 dtype), or True: parameters that loops use for contractions alone do. Tensors of float64 and what
-the kernel writes to stay as they are, as everything does without a policy.
+the kernel writes to stay as they are. A kernel that says nothing and is one loop with new tensors
+for it does as PyTorch's own products of matrices do: what its iterations use for contractions alone
+is cast. Everything stays as it is with ``autocast=False``.
 """
 
 from __future__ import annotations
 
-import re
+import ast
 from collections.abc import Hashable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-# What is asked of torch's modes has no public name.
-# pyright: reportPrivateUsage=false
-from weft.errors import KernelTypeError, KernelValueError
-from weft.frontend.lower import lower
-from weft.ir.core import Function, Op, Value, walk
-from weft.ir.views import For, If, is_constant, memory
+from weft.errors import KernelTypeError
 from weft.lang.dtypes import DType
-from weft.pytorch.batches import storage
-from weft.pytorch.fake import fake_launchers, loose_spec
-from weft.runtime.inspection import visited
-from weft.runtime.launch import KernelLike, Launcher
+from weft.runtime.launch import KernelLike
 
 _DEVICES = ("cpu", "cuda", "mps")
+_SIZE = 1024  # of all tensors where sizes decide on nothing
 _MOST = 256  # kinds of arguments, numbers among them, of which is remembered what is cast
-_CASTS = ("arith.extf", "arith.truncf")
-# What torch says where a tensor without data is asked for it.
-_ASKS_FOR_DATA = re.compile("meta tensor|register_meta", re.IGNORECASE)
-# Operators that ask of a tensor what it is like, and do not read it.
-_LIKE = ("_like", "new_empty", "new_zeros", "new_ones", "new_full")
+# What a host part may call for sizes to decide on nothing, and may not write.
+_MAKERS = {"empty", "zeros", "ones", "full", "size", "dim", "numel", "empty_like", "zeros_like",
+           "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full"}  # fmt: skip
+_VALUES = (torch.Tensor, bool, int, float, str, type(None), torch.SymInt, torch.SymFloat)
+_CHOOSING = (ast.IfExp, ast.BoolOp, ast.Compare, ast.Lambda, ast.comprehension, ast.NamedExpr)
+
+
+def policy_of(kernel: KernelLike, asked: Any) -> Policy | None:
+    """The policy ``asked`` of a kernel, or its own if that is None; None where nothing is cast."""
+    if asked is False or (asked is None and not _may_contract(kernel)):
+        return None
+    return Policy(kernel, asked)
+
+
+def _may_contract(kernel: KernelLike) -> bool:
+    """Whether its only loop may add products up, and its host part makes tensors and nothing
+    else."""
+    loops = kernel.parts.regions
+    return (
+        len(loops) == 1
+        and any(isinstance(n, ast.Mult) for n in ast.walk(loops[0].node))
+        and _only_makes(kernel)
+    )
+
+
+def _only_makes(kernel: KernelLike) -> bool:
+    """Whether the host part names sizes and makes tensors of them, and does nothing else."""
+    loops = [region.node for region in kernel.parts.regions]
+    for statement in kernel.source.tree.body:
+        if statement in loops or (
+            isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        ):
+            continue
+        if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.Return):
+            return False
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Call) and _called(node) not in _MAKERS:
+                return False
+            if isinstance(node, _CHOOSING):
+                return False
+    return True
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
 
 
 class Policy:
-    """The policy ``asked`` of a kernel. Raises ``KernelTypeError`` where that is none."""
+    """The policy ``asked`` of a kernel, None for its own. Raises ``KernelTypeError`` where that is
+    none."""
 
     def __init__(self, kernel: KernelLike, asked: Any) -> None:
         self.kernel = kernel
         names = [p.name for p in kernel.parts.parameters]
         self.dtype = asked.torch if isinstance(asked, DType) else asked
-        self.names: frozenset[str] | None = None
+        self.names: tuple[str, ...] | None = None
         if isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point:
-            self.names = frozenset(names)
+            self.names = tuple(names)
         elif isinstance(asked, tuple | list) and {*asked} <= {*names}:
-            self.dtype, self.names = None, frozenset(asked)
-        elif asked is True:
+            self.dtype, self.names = None, tuple(asked)
+        elif asked is True or asked is None:
             self.dtype = None
         else:
             raise KernelTypeError(
@@ -55,17 +90,24 @@ class Policy:
                 help="write autocast=True, a dtype, or names of parameters: "
                 f"autocast=({', '.join(map(repr, names))},)",
             )  # fmt: skip
+        self.own = asked is None
+        # Where the host part only makes tensors, sizes decide on nothing.
+        self.any_size = self.names is None and _only_makes(kernel)
         self.parameters = tuple(n for n in names if n not in kernel.mutated)
         self.order = tuple(names)
-        self.known: dict[Hashable, frozenset[str]] = {}
+        self.known: dict[Hashable, tuple[str, ...]] = {}
 
     def cast(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The arguments of a call, cast where autocast is on. Dynamo traces this."""
         if not any(map(torch.is_autocast_enabled, _DEVICES)):
             return args, kwargs
         names = self.names
+        if self.own and not all(isinstance(v, _VALUES) for v in (*args, *kwargs.values())):
+            return args, kwargs
         if names is None:
-            kinds = tuple(_kind(v) for v in args), tuple((n, _kind(v)) for n, v in kwargs.items())
+            sizes = not self.any_size
+            kinds = (tuple(_kind(v, sizes) for v in args),
+                     tuple((n, _kind(v, sizes)) for n, v in kwargs.items()))  # fmt: skip
             names = self.derived(kinds)
         given = []
         for k, value in enumerate(args):
@@ -89,167 +131,36 @@ class Policy:
             return type(value)([self._cast(v) for v in value])
         return value
 
-    def derived(self, kinds: Any) -> frozenset[str]:
+    def derived(self, kinds: Any) -> tuple[str, ...]:
         """The parameters that loops use for contractions alone, where arguments are of these
         ``kinds``. A constant to Dynamo."""
         found = self.known.get(kinds)
         if found is None:
+            from weft.pytorch.contractions import contracted  # where autocast is on
+
             if len(self.known) >= _MOST:
                 self.known.clear()
-            found = self.known[kinds] = contracted(self.kernel, kinds)
+            try:
+                found = contracted(self.kernel, kinds, inside=self.own)
+            except Exception:
+                if not self.own:
+                    raise
+                found = ()  # the call raises it, with its own arguments
+            self.known[kinds] = found
         return found
 
     derived._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _kind(value: Any) -> Any:
-    """What a tensor is like, as a tuple, or another argument."""
+def _kind(value: Any, sizes: bool = True) -> Any:
+    """What a tensor is like, as a tuple, or another argument; without ``sizes``, what decides
+    where these and numbers do not."""
     if isinstance(value, torch.Tensor):
-        return "tensor", value.dtype, tuple(value.size())
+        return "tensor", value.dtype, tuple(value.size()) if sizes else (_SIZE,) * value.dim()
     if isinstance(value, list | tuple):
-        return ("list", *(_kind(v) for v in value))
+        return ("list", *(_kind(v, sizes) for v in value))
+    if not sizes and isinstance(value, float | torch.SymFloat):
+        return "value", 1.0
+    if not sizes and isinstance(value, int | torch.SymInt) and not isinstance(value, bool):
+        return "value", 1
     return "value", value
-
-
-def _made(kind: Any) -> Any:
-    match kind:
-        case "tensor", dtype, shape:
-            return torch.empty(shape, dtype=dtype, device="meta")
-        case "list", *items:
-            return tuple(map(_made, items))
-        case _:
-            return kind[1]
-
-
-class _Reads(TorchDispatchMode):
-    """Notes the memory that PyTorch's own operators read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.read: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        name = func._schema.name
-        if not func.is_view and not any(name.endswith(like) for like in _LIKE):
-            self.read |= {storage(v) for v in args if isinstance(v, torch.Tensor)}
-        return out
-
-
-def contracted(kernel: KernelLike, kinds: Any) -> frozenset[str]:
-    """The parameters that are used for contractions alone. Raises ``KernelValueError`` where the
-    host part looks at elements."""
-    args, kwargs = [_made(k) for k in kinds[0]], {n: _made(k) for n, k in kinds[1]}
-    bound = kernel.bind(tuple(args), kwargs).arguments
-    names = {storage(v): n for n, v in bound.items() if isinstance(v, torch.Tensor)}
-    uses: dict[str, bool] = {}
-    reads = _Reads()
-
-    def visit(launcher: Launcher, values: tuple[Any, ...]) -> None:
-        pairs = list(zip(launcher.region.args, values, strict=True))
-        specs = {arg.name: loose_spec(arg, value) for arg, value in pairs}
-        function = lower(launcher.region, specs, launcher.source).function
-        arrays = {a.name: a for a in function.args}
-        for arg, value in pairs:
-            if isinstance(value, torch.Tensor) and arg.name in arrays:
-                name = names.get(storage(value), "")
-                uses[name] = uses.get(name, True) and only_contracted(function, arrays[arg.name])
-
-    try:
-        with _disable_current_modes(), torch.no_grad(), torch.autocast("cpu", enabled=False), reads:
-            visited(
-                kernel.parts.host, kernel.launchers, fake_launchers(kernel), args, kwargs, visit
-            )
-    except RuntimeError as error:
-        if not _ASKS_FOR_DATA.search(str(error)):
-            raise  # as a call would
-        raise KernelValueError(
-            "autocast=True follows what the loops do with each argument, and the host part looks "
-            f"at elements: {error}", kernel.span,
-            help="name the parameters that are to be cast: autocast=('x', 'w')",
-        ) from None  # fmt: skip
-    other = {names[memory] for memory in reads.read if memory in names}
-    return frozenset(n for n, alone in uses.items() if n and alone and n not in other)
-
-
-def only_contracted(function: Function, array: Value) -> bool:
-    """Whether all that is loaded of ``array`` is multiplied by what is loaded of another one, and
-    the product added to a sum that a loop carries."""
-    uses = _Uses(function)
-    found = uses.users.get(array, ())
-    loads = [op for op in found if op.name == "memref.load"]
-    others = [op for op in found if op.name not in ("memref.load", "memref.dim")]
-    return bool(loads) and not others and all(uses.multiplied(op.result, array) for op in loads)
-
-
-class _Uses:
-    """What is done with the values of a function."""
-
-    def __init__(self, function: Function) -> None:
-        self.users: dict[Value, list[Op]] = {}
-        self.branches: dict[Op, Op] = {}  # by what ends their regions
-        for op in walk(function.body):
-            for operand in op.operands:
-                self.users.setdefault(operand, []).append(op)
-            if op.name == "scf.if":
-                self.branches |= {region.terminator: op for region in op.regions}
-
-    def multiplied(self, value: Value, array: Value) -> bool:
-        """Whether ``value``, loaded of ``array``, is a factor of sums' terms alone."""
-        for op in self.users.get(value, ()):
-            if op.name in _CASTS:
-                if not self.multiplied(op.result, array):
-                    return False
-                continue
-            if op.name != "arith.mulf":
-                return False
-            factor = op.right if op.left is value else op.left
-            if _loaded_of(factor) in (None, array) or not self.summed(op.result):
-                return False
-        return True
-
-    def summed(self, value: Value, added: bool = False) -> bool:
-        """Whether ``value`` is added to what a loop carries, and nothing else is done with it."""
-        found = self.users.get(value, ())
-        return bool(found) and all(self._adds(op, value, added) for op in found)
-
-    def _adds(self, op: Op, value: Value, added: bool) -> bool:
-        match op.name:
-            case "arith.addf":
-                other = op.right if op.left is value else op.left
-                return self.summed(op.result, added or _carried(other))
-            case "scf.yield" if op in self.branches:
-                result = self.branches[op].results[op.operands.index(value)]
-                return added and self.summed(result, True)
-            case "scf.yield" | "scf.reduce":
-                return added
-            case "memref.atomic_rmw":
-                return op.attrs["kind"] == "addf"
-            case _:
-                return False
-
-
-def _carried(value: Value) -> bool:
-    """Whether it is what a loop carries, or begins at."""
-    op = value.op
-    if op is None:
-        return True
-    match op.name:
-        case "arith.constant":  # of what a reduction begins at
-            return is_constant(value, 0.0)
-        case "arith.addf":
-            return any(map(_carried, op.operands))
-        case "scf.if":
-            return any(map(_carried, If(op).arms(op.results.index(value))))
-        case "scf.for":
-            return _carried(For(op).inits[op.results.index(value)])
-        case _:
-            return False
-
-
-def _loaded_of(value: Value) -> Value | None:
-    """The array that a number was loaded of."""
-    op = value.op
-    while op is not None and op.name in _CASTS:
-        op = op.operand.op
-    return memory(op)[0] if op is not None and op.name == "memref.load" else None

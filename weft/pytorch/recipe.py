@@ -174,11 +174,12 @@ class Recipe:
 
 def direct(
     kernel: KernelLike, entry: Callable[..., Any], install: Callable[[Callable[..., Any]], None],
-    plain: Set[type],
+    plain: Set[type], casts: bool,
 ) -> Direct | None:  # fmt: skip
     """What a builtin may do in place of the kernel and its ``entry``, where arguments are of
-    ``plain`` types. None where the host part does
-    something else, takes arguments that the loop does not, or returns not exactly what is made."""
+    ``plain`` types, and autocast is off if the kernel ``casts`` under it. None where the host part
+    does something else, takes arguments that the loop does not, or returns not exactly what is
+    made."""
     recipe, parts = recipe_of(kernel), kernel.parts
     if recipe is None or recipe.whole or any(m.sizes is not None for m in recipe.made):
         return None
@@ -201,7 +202,7 @@ def direct(
     order = [p if isinstance(p, int) else -1 - p.number if isinstance(p, Fresh) else None
              for p in recipe.places]  # fmt: skip
     zeros = [m.zeros for m in recipe.made]
-    return Direct(entry, install, order, zeros, recipe.guards, plain)
+    return Direct(entry, install, order, zeros, recipe.guards, plain, casts)
 
 
 def recipe_of(kernel: KernelLike) -> Recipe | None:

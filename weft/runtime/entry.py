@@ -1,8 +1,8 @@
 """The function that a call of a kernel runs first, as Python text with the kernel's own signature.
 
 It asks whether the call is for PyTorch's dispatcher (a mode, a transform, a tracer, a forward-mode
-level, a tensor subclass) or is profiled, and goes on to the host part. What it finds out of the
-ordinary it leaves to ``special``, which takes the arguments by the same names.
+level, a tensor subclass), is profiled, or casts under autocast, and goes on to the host part. What
+it finds out of the ordinary it leaves to ``special``, which takes the arguments by the same names.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.autograd import forward_ad, profiler
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
+_autocast = torch._C._is_any_autocast_enabled
 _traced = torch._C._is_tracing  # by torch.jit.trace
 _functions = torch._C._len_torch_function_stack
 _pre_dispatch: Callable[[], int] = torch._ops._len_torch_dispatch_stack_pre_dispatch
@@ -30,7 +31,7 @@ def entry({signature}):
     if (
         _weft_modes() or _weft_transforms() or _weft_traced() or _weft_functions()
         or _weft_forward_ad._current_level >= 0 or _weft_profiler._is_profiler_enabled
-        {tests}
+        {autocast}{tests}
     ):
         return _weft_special({passed})
     return _weft_host(_weft_launchers{positional})
@@ -42,15 +43,22 @@ def dispatched() -> bool:
     return bool(_modes() or _transforms() or _traced() or _pre_dispatch())
 
 
+def autocast_is_on() -> bool:
+    """Whether it is, for some device. Dynamo traces this."""
+    return any(map(torch.is_autocast_enabled, ("cpu", "cuda", "mps")))
+
+
 def make_entry(
     signature: inspect.Signature,
     host: Callable[..., Any],
     launchers: list[Callable[..., Any]],
     special: Callable[..., Any],
     plain: Set[type],
+    casts: bool,
 ) -> Callable[..., Any]:
     """``entry(*args, **kwargs)`` for ``host(launchers, *args, **kwargs)``, where all arguments are
-    of ``plain`` types; ``special`` itself where the kernel takes any number of arguments."""
+    of ``plain`` types, and autocast is off if the kernel ``casts`` under it; ``special`` itself
+    where the kernel takes any number of arguments."""
     parameters = list(signature.parameters.values())
     if any(p.kind in _VARIADIC for p in parameters):
         return special
@@ -59,7 +67,7 @@ def make_entry(
         # Where modes are asked before autograd (``make_fx(pre_dispatch=True)``), so are functions.
         "_weft_functions": _functions, "_weft_forward_ad": forward_ad, "_weft_profiler": profiler,
         "_weft_plain": plain, "_weft_special": special, "_weft_host": host,
-        "_weft_launchers": launchers,
+        "_weft_launchers": launchers, "_weft_autocast": _autocast,
     }  # fmt: skip
     declared: list[str] = []
     for k, p in enumerate(parameters):
@@ -80,6 +88,7 @@ def make_entry(
     )
     text = _TEXT.format(
         signature=", ".join(declared),
+        autocast="or _weft_autocast()\n        " if casts else "",
         tests="".join(f"or {p.name}.__class__ not in _weft_plain\n        " for p in parameters),
         passed=passed.removeprefix(", "),
         positional=passed,

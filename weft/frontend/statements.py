@@ -15,6 +15,7 @@ from weft.frontend import (
     growing,
     list_methods,
     lists,
+    moves,
     named,
     objects,
     overflow,
@@ -61,7 +62,7 @@ def assignment(cx: Lowering, node: ast.Assign) -> None:
     for target in node.targets:
         if isinstance(operand, Static) and cx.frame.counts.get(getattr(target, "id", ""), 0) > 1:
             operand = records.of_constant(cx, operand, span) or operand  # it changes in the loop
-        operand = lists.assigned(cx, target, node.value, operand, span)
+        operand = moves.assigned(cx, target, node.value, operand, span)
         cx.bind(target, operand, span)
 
 
@@ -137,7 +138,7 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
         return
     if list_methods.is_list(old):
         value = list_methods.binary(cx, symbol, old, cx.expression(node.value), span)
-        cx.bind(node.target, value, span)
+        cx.bind(node.target, moves.assigned(cx, node.target, None, value, span), span)
         return
     list_methods.refuse_nested(old, f"`{symbol}=`", span)
     if rows.is_row(old):

@@ -98,8 +98,8 @@ def lower(
     kinds: dict[tuple[Any, ...], Kind] = {}
     sources: dict[Any, FunctionSource] = {}  # what rounds note at nodes stays
     homes: dict[tuple[Any, ...], Form] = {}
-    rounds = 0
-    while rounds < MOST_ROUNDS + len(homes):
+    rounds, known = 0, len(homes)
+    while rounds < MOST_ROUNDS:
         rounds += 1
         kinds = {key: kind for key, kind in kinds.items() if not isinstance(kind, OpaqueKind)}
         lowering = Lowering(region, specs, source, kinds, debug, sources=sources, homes=homes)
@@ -107,6 +107,8 @@ def lower(
             lowered = _run(lowering)
         except Again as again:
             kinds = kinds if again.kinds_stay else {}
+            if len(homes) > known:  # a list that is found to change places begins it anew
+                rounds, known = 0, len(homes)
             continue
         if not lowering.widened:
             _advise(lowering)

@@ -22,6 +22,7 @@ from weft.frontend import (
     complexes,
     draws,
     expressions,
+    generators,
     growing,
     loops,
     members,
@@ -77,7 +78,7 @@ from weft.values import mutable
 TotalKind = ScalarKind | ComplexKind | VecKind | TupKind  # of what a loop reduces into
 
 # All that say in the tables of context.py what they lower.
-LEAVES = (calls, comparisons, expressions, loops, statements)
+LEAVES = (calls, comparisons, expressions, generators, loops, statements)
 MOST_ROUNDS = 20
 
 

@@ -12,6 +12,7 @@ from weft.frontend import (
     choices,
     elements,
     expressions,
+    generators,
     growing,
     list_methods,
     lists,
@@ -58,6 +59,7 @@ def assignment(cx: Lowering, node: ast.Assign) -> None:
     if (update := _difference(cx, node)) is not None:
         augmented(cx, update)
         return
+    generators.refuse_named(cx, node)
     operand = cx.expression(node.value)
     for target in node.targets:
         if isinstance(operand, Static) and cx.frame.counts.get(getattr(target, "id", ""), 0) > 1:

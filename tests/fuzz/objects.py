@@ -10,23 +10,11 @@ import torch
 
 import weft
 from tests.fuzz.check import function
+from tests.fuzz.points import POINT
 
-TYPES = """
-import dataclasses
-
-
-@dataclasses.dataclass
-class P:
-    a: float
-    b: float
-
-    def grow(self, by):
-        self.a += by
-        if by > 0:
-            self.b = self.b * 0.5 - by
-        return self
-
-
+TYPES = (
+    POINT
+    + """
 @dataclasses.dataclass
 class Pair:
     p: P
@@ -65,6 +53,7 @@ def first(x, v):
     return found
 
 """
+)
 LOCAL = """
 def f(v):
     p.a = p.a * 0.5 + v

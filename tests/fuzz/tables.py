@@ -10,22 +10,12 @@ import torch
 
 import weft
 from tests.fuzz.check import function
+from tests.fuzz.points import POINT
 
-TYPES = """
-import copy
-import dataclasses
-
-
-@dataclasses.dataclass
-class P:
-    a: float
-    b: float
-
-    def grow(self, by):
-        self.a += by
-        if by > 0:
-            self.b = self.b * 0.5 - by
-
+TYPES = (
+    "import copy"
+    + POINT
+    + """
     def both(self, by):
         self.grow(by)
         self.grow(-by)
@@ -45,6 +35,7 @@ def turned(d):
     d["u"] = d["v"] - d["u"]
 
 """
+)
 
 
 class Draw:

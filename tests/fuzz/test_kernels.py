@@ -16,6 +16,7 @@ from tests.fuzz import (
     draws,
     element_loops,
     float8,
+    moves,
     nests,
     objects,
     rows,
@@ -169,6 +170,13 @@ def test_random_kernels_of_lists_of_lists_and_objects(part: int, seed: int) -> N
 @pytest.mark.sampled(5)
 def test_random_kernels_of_objects_with_several_names(part: int, seed: int) -> None:
     objects.check(Random(seed))
+
+
+@settings(drawing, max_examples=-(-COUNT // (5 * PARTS)))
+@given(seed=st.integers(0, 1 << 40))
+@pytest.mark.sampled(5)
+def test_random_kernels_of_lists_that_change_places(part: int, seed: int) -> None:
+    moves.check(Random(seed))
 
 
 @settings(drawing, max_examples=-(-COUNT // (10 * PARTS)))  # each is compiled several times

@@ -429,10 +429,6 @@ def _any(symbol: str) -> Handler:
 def _list(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     if arguments and static_items(arguments[0]) is None:
         return list_methods.copied(cx, arguments, cx.span(node))
-    return _tuple(cx, node, arguments)
-
-
-def _tuple(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     return Tup(_items(cx, node, arguments[0]) if arguments else [])
 
 
@@ -568,7 +564,7 @@ HANDLERS: dict[str, Handler] = {
     "int": _to(int), "float": _to(float), "bool": _to(bool),
     "range": _range, "ndrange": _ndrange, "grouped": _grouped,
     "serial": lambda cx, node, arguments: arguments[0],
-    "len": _len, "sum": _sum, "any": _any("|"), "all": _any("&"), "tuple": _tuple, "list": _list,
+    "len": _len, "sum": _sum, "any": _any("|"), "all": _any("&"), "tuple": _list, "list": _list,
     "enumerate": _enumerate, "zip": _zip,
     "sorted": lists.ordered, "array": lists.of_torch, "zeros": lists.zeros,
     "reversed": lambda cx, node, a: sequences.reverse(cx, a[0], cx.span(node)),

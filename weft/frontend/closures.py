@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import lists, objects
+from weft.frontend import lists, moves, objects
 from weft.frontend.context import EXPRESSIONS, STATEMENTS, Lowering
 from weft.frontend.desugar import RETURN_VALUE, desugar_function, returns
 from weft.frontend.growing import grown
@@ -73,12 +73,15 @@ def call(
             cx.pending, cx.begin = pending, begin
         else:
             cx.frame.counts[RETURN_VALUE] = len(returns(tree.body))
+            moves.begin(cx, body, values, span)
             cx.block(body)
+            moves.check(cx)
             value = returned_value(cx, span)
         inner = cx.frame
     finally:
         cx.frame = outer
     objects.check_around(cx, function, inner, span)
+    moves.called(cx, inner, tree, places, node)
     places = {**places, **{n: ast.Name(n, ast.Load()) for n in around}}
     changes(cx, function.__name__, inner, {**values, **around}, places, node)
     return value

@@ -35,7 +35,7 @@ class _Elements(ast.expr):
     value: ast.expr
 
 
-def _over(value: ast.expr) -> _Elements:
+def going_over(value: ast.expr) -> _Elements:
     made = _Elements()
     made.value = value
     return made
@@ -58,7 +58,7 @@ class _Renaming(ast.NodeTransformer):
         return ast.copy_location(ast.Name(self.names[node.id], node.ctx), node)
 
 
-def _own(node: _Comprehension) -> _Comprehension:
+def own(node: _Comprehension) -> _Comprehension:
     """A copy of ``node`` whose own names are no others'. What it first goes over is read outside of
     it."""
     found: _Comprehension | None = getattr(node, "weft_own", None)
@@ -85,7 +85,7 @@ def of_generator(cx: Lowering, name: str, node: ast.Call) -> Operand | None:
             f"`{name}` of a generator takes nothing else in a device loop", cx.span(node),
             help="write the loop",
         )  # fmt: skip
-    made, span = _own(node.args[0]), cx.span(node)
+    made, span = own(node.args[0]), cx.span(node)
     if name in ("min", "max") and isinstance(made.elt, ast.Tuple):
         return list_methods.extreme_of(cx, _tuples(cx, made), Static(None), name, span)
     if name in ("sum", "min", "max") and len(made.generators) == 1 and not made.generators[0].ifs:
@@ -159,6 +159,22 @@ def _tuples(cx: Lowering, node: _Comprehension) -> Operand:
     return Items(over.count, item)
 
 
+def lazily(cx: Lowering, node: ast.GeneratorExp) -> Items | None:
+    """The items of a generator of one ``for`` and no ``if``, each computed where it is asked for;
+    None where they are known one by one."""
+    made = own(node)
+    (generator,) = made.generators
+    found = _items(cx, generator.iter)
+    if found is None:
+        return None
+
+    def item(k: Scalar | Static) -> Operand:
+        cx.bind(generator.target, found.item(k), cx.span(generator.target))
+        return cx.expression(made.elt)
+
+    return Items(found.count, item)
+
+
 def _items(cx: Lowering, node: ast.expr) -> Items | None:
     """What a comprehension goes over, where it has a number of items that is known at run time."""
     over = cx.expression(node)
@@ -192,7 +208,7 @@ def _in_statements(
     for generator in reversed(node.generators):
         for condition in reversed(generator.ifs):
             body = [ast.If(condition, body, [])]
-        loop = ast.For(generator.target, _over(generator.iter), body, [])
+        loop = ast.For(generator.target, going_over(generator.iter), body, [])
         body = [loop]
         if test is not None:
             over = _get(found) if name == "any" else ast.UnaryOp(ast.Not(), _get(found))
@@ -220,7 +236,7 @@ def _set(name: str, value: ast.expr) -> ast.stmt:
     return ast.Assign([ast.Name(name, ast.Store())], value)
 
 
-def _list(cx: Lowering, node: _Comprehension) -> Operand:
+def listed(cx: Lowering, node: _Comprehension) -> Operand:
     """A comprehension: written out, or, where its length is known at run time only, a list that
     grows."""
     with _tried(cx):
@@ -230,7 +246,7 @@ def _list(cx: Lowering, node: _Comprehension) -> Operand:
 
 def _in_loops(cx: Lowering, node: _Comprehension) -> Operand:
     """A list that the loops append to which a comprehension stands for."""
-    made, span = _own(node), cx.span(node)
+    made, span = own(node), cx.span(node)
     found = f"made {node.lineno}:{node.col_offset}"
     most = ROOM
     if len(made.generators) == 1:
@@ -243,7 +259,7 @@ def _in_loops(cx: Lowering, node: _Comprehension) -> Operand:
     for generator in reversed(made.generators):
         for condition in reversed(generator.ifs):
             body = [ast.If(condition, body, [])]
-        body = [ast.For(generator.target, _over(generator.iter), body, [])]
+        body = [ast.For(generator.target, going_over(generator.iter), body, [])]
     known: list[ast.stmt] | None = getattr(node, "weft_statements", None)
     if known is None:
         known = desugar_body([placed(statement, node) for statement in body])
@@ -254,7 +270,7 @@ def _in_loops(cx: Lowering, node: _Comprehension) -> Operand:
 
 def _written_out(cx: Lowering, node: _Comprehension) -> Tup:
     """A comprehension over what is known at compile time."""
-    made, items = _own(node), list[Operand]()
+    made, items = own(node), list[Operand]()
     turns = cx.frame.turns
 
     def level(k: int) -> None:
@@ -307,5 +323,4 @@ def _too_long(what: str, node: _Comprehension, cx: Lowering) -> KernelSyntaxErro
     )  # fmt: skip
 
 
-EXPRESSIONS[ast.ListComp] = _list
-EXPRESSIONS[ast.GeneratorExp] = _list
+EXPRESSIONS[ast.ListComp] = listed

@@ -13,7 +13,7 @@ from dataclasses import field
 from types import ModuleType
 from typing import Any, NoReturn
 
-from weft.errors import KernelIndexError, KernelSyntaxError, Span
+from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import complexes, refused
 from weft.frontend.desugar import RETURN_VALUE
 from weft.frontend.kinds import (
@@ -49,7 +49,7 @@ from weft.ir.builder import Builder
 from weft.ir.core import Block, Op, Value
 from weft.ir.views import constant_of
 from weft.source import FunctionSource
-from weft.values import mutable
+from weft.values import frozen, mutable
 
 _ALLOWED = (
     "a device loop may hold assignments, if, for, while, break, continue, assert, print and calls"
@@ -63,6 +63,18 @@ class Again(Exception):
     def __init__(self, kinds_stay: bool = False) -> None:
         super().__init__()
         self.kinds_stay = kinds_stay
+
+
+@frozen
+class Form:
+    """What the home of a list is like (see ``moves.py``): of a fixed ``shape``, or with ``room``
+    for so many items. ``dtype``: that of torch's arrays; "" of a list, whose items are joined."""
+
+    shape: tuple[int, ...]
+    room: int = 0
+    dtype: str = ""
+    pair: bool = False
+    listed: bool = True
 
 
 @mutable
@@ -91,6 +103,7 @@ class Lowering:
     naturals: set[Value] = field(default_factory=set)  # loop indices that are 0 or more
     shared_rows: str = ""  # see rows.note_shared
     row_uses: list[tuple[Any, ...]] = field(default_factory=list)  # see rows.used
+    homes: dict[tuple[Any, ...], Form] = field(default_factory=dict)  # see moves.py; all rounds
     builder: Builder = field(init=False)
     scalars: Scalars = field(init=False)
     frame: Frame = field(init=False)
@@ -151,11 +164,19 @@ class Lowering:
 
     def join(self, a: Kind, b: Kind, name: str, span: Span) -> Kind:
         """The kind of variable ``name``, to which one path assigns ``a`` and another ``b``."""
-        return join(a, b, f"{self.frame.source.name}()" if name == RETURN_VALUE else name, span)
+        whose = f"{self.frame.source.name}()" if name == RETURN_VALUE else name
+        try:
+            return join(a, b, whose, span)
+        except KernelTypeError:
+            for settle in TWO_KINDS:
+                settle(self, a, b, name)
+            raise
 
     def assign(self, name: str, operand: Operand, span: Span) -> None:
         if isinstance(operand, Tensor) and operand.rank == 0 and not operand.local:
             operand = self.read_number(operand, span)
+        if self.frame.moves is not None and self.frame.moves.homes:
+            self.frame.moves.check(name, operand, span)
         flag = name.startswith(".") and name != RETURN_VALUE  # known where no path is in doubt
         if (flag or self.frame.counts.get(name, 0) <= 1) and isinstance(operand, Static):
             self.frame.env[name] = operand
@@ -310,6 +331,8 @@ EXPRESSIONS: dict[type, Callable[[Lowering, Any], Operand]] = {}
 STATEMENTS: dict[type, Callable[[Lowering, Any], None]] = {}
 # What may be assigned to, names excepted: (cx, target, what is assigned, span).
 TARGETS: dict[type, Callable[[Lowering, Any, Operand, Span], None]] = {}
+# What may begin another round where a variable has two kinds: (cx, one, the other, its name).
+TWO_KINDS: list[Callable[[Lowering, Kind, Kind, str], None]] = []
 
 
 def wrong_subscripts(tensor: Tensor, given: int, span: Span) -> NoReturn:

@@ -79,7 +79,7 @@ def binary(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Ope
         return aggregates.binary(cx, symbol, a, b, span)
     many = [x for x in (a, b) if isinstance(x, Tup) and x.in_order]
     if symbol == "*" and len(many) == 1:
-        return lists.repeated(many[0], b if a is many[0] else a, span)
+        return lists.repeated(cx, many[0], b if a is many[0] else a, span)
     if symbol == "+" and len(many) == 2:
         return Tup([*many[0].items, *many[1].items])
     if symbol == "@":
@@ -167,7 +167,7 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
         if name == "dtype":
             return Static(casts.dtype_object(x.dtype))
         return x if name == "real" else Method(x, name)
-    if isinstance(x, TupleList):
+    if isinstance(x, TupleList) or list_methods.has(Method(x, name)):
         return Method(x, name)
     if isinstance(x, Tup) and (found := named.member(cx, x, name, span)) is not None:
         return found

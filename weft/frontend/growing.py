@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeGuard
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
@@ -32,7 +33,7 @@ from weft.ir.views import written_by
 from weft.lang.growing import ROOM
 
 METHODS = ("append", "pop", "clear")
-_CHANGING = (*METHODS, "extend", "insert", "remove", "sort", "reverse")
+CHANGING = (*METHODS, "extend", "insert", "remove", "sort", "reverse")  # what lists are
 
 
 # The attribute of a call that holds the names of lists which the called function lets grow.
@@ -47,7 +48,7 @@ def grown(node: ast.AST) -> set[str]:
         found |= getattr(child, GROWS, set())
         match child:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr)) if (
-                attr in _CHANGING
+                attr in CHANGING
             ):
                 found.add(name)
             case ast.AugAssign(target=ast.Name(id=name), op=ast.Add()):
@@ -114,6 +115,54 @@ def of_size(cx: Lowering, size: Operand, dtype: str, room: Operand, span: Span) 
         b.do("scf.yield")
     _set_length(cx, made, count)
     return made
+
+
+def like(cx: Lowering, x: Tensor | TupleList, span: Span) -> Tensor | TupleList:
+    """An empty list, with room for as much as ``x`` has room for."""
+    b = cx.builder
+    cell = b.alloca(ir.i64, (1,))
+
+    def array(t: Tensor) -> Tensor:
+        memref = b.alloca(t.memref.memref.element, (room_of(x),))
+        return replace(t, memref=memref, length=cell)
+
+    if isinstance(x, TupleList):
+        return replace(x, columns=tuple(map(array, x.columns)))
+    return array(x)
+
+
+def fill(cx: Lowering, x: Tensor | TupleList, items: Operand, span: Span) -> None:
+    """Has ``x`` hold what ``items``, a list or a tuple, holds."""
+    b, room = cx.builder, room_of(x)
+    if isinstance(items, Tup):
+        for k, item in enumerate(items.items):
+            if isinstance(x, Tensor) and isinstance(item, Tup) and x.key:
+                tuple_lists.begin_again(cx, x.key, item, span)
+            _note_item(cx, x, item, span)
+            _store(cx, x, b.index(k), item, span)
+        _set_length(cx, x, b.index(len(items.items)))
+        return
+    assert isinstance(items, Tensor | TupleList)
+    count = cx.scalars.index(elements.extent(cx, _first(items), 0), span)
+    if room_of(items) > room:
+        with b.about(span):
+            fits = b.op("arith.cmpi", count, b.index(room), predicate="sle")
+            message = f"{_first(x).name} is full: there is room for {room} elements"
+            b.do("weft.assert", fits, message=message)
+    body = b.for_(b.index(0), count, b.index(1)).body
+    with b.at(body):
+        item = _load(cx, items, body.args[0], span)
+        _note_item(cx, x, item, span)
+        _store(cx, x, body.args[0], item, span)
+        b.do("scf.yield")
+    _set_length(cx, x, count)
+
+
+def _note_item(cx: Lowering, x: Tensor | TupleList, item: Operand, span: Span) -> None:
+    if isinstance(x, Tensor):
+        _check_number(item, span)
+        if x.key:
+            cx.widened |= cx.widen_at(x.key, item, span) != ScalarKind(x.dtype)
 
 
 def _first(x: Tensor | TupleList) -> Tensor:
@@ -187,13 +236,17 @@ def _check_number(item: Operand, span: Span) -> None:
 
 def append(cx: Lowering, x: Tensor | TupleList, item: Operand, span: Span) -> None:
     b = cx.builder
+    if isinstance(item, TupleList) or (isinstance(item, Tensor) and item.rank):
+        raise KernelTypeError(
+            "a list of lists whose length is known at run time", span,
+            help="give it a constant one that is large enough, [[0.0] * 64 for _ in range(64)], "
+            "or make a tensor in the host part",
+        )  # fmt: skip
     if isinstance(x, Tensor):
         if isinstance(item, Tup) and x.key:
             tuple_lists.begin_again(cx, x.key, item, span)
         item = cx.read_scalar(item, span)
-        _check_number(item, span)
-        if x.key:
-            cx.widened |= cx.widen_at(x.key, item, span) != ScalarKind(x.dtype)
+        _note_item(cx, x, item, span)
     room, name = room_of(x), _first(x).name
     place = cx.scalars.index(length(cx, x), span)
     with b.about(span):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weft.errors import CompileError, KernelSyntaxError, KernelTypeError, KernelValueError, Span
-from weft.frontend import casts, lists, loops, objects, records
+from weft.frontend import casts, lists, loops, moves, objects, records
 from weft.frontend.accumulations import atomics
 from weft.frontend.context import Lowering
 from weft.frontend.desugar import RETURN_VALUE, desugar_function, returns
@@ -82,8 +82,10 @@ def inline(
                 cx.frame.env[name] = operand
             if name in shared:
                 objects.give(cx, name, cx.frame.env[name])
+        moves.begin(cx, body, arguments, span)
         try:
             cx.block(body)
+            moves.check(cx)
         except CompileError as error:
             if _is_own(function) and not _is_own(outer.source.function):
                 raise type(error)(error.message, span, error.help) from None
@@ -94,6 +96,7 @@ def inline(
     finally:
         cx.frame = outer
     after, changed = inner.env, inner.changed
+    moves.called(cx, inner, source.tree, places, node)
     targets = changes(cx, source.name, inner, arguments, places, node, is_func(function))
     for name in _references(source.tree, hints, arguments):
         if name in places and name not in changed and not isinstance(after[name], Unbound):

@@ -48,7 +48,9 @@ def refuse_nested(x: Operand, what: str, span: Span) -> None:
 
 
 def has(method: Method) -> bool:
-    return is_list(method.receiver) and method.name in _TAKES
+    x, name = method.receiver, method.name
+    plain = isinstance(x, Tup) and not x.names and name in ("copy", "count", "index")
+    return plain or (is_list(x) and name in _TAKES)
 
 
 def method(
@@ -67,6 +69,10 @@ def method(
             raise KernelTypeError("`.sort` takes its arguments by name", span,
                                   help="write .sort(key=..., reverse=...)")  # fmt: skip
         given = [key, falls]
+    if isinstance(x, Tup):
+        if name == "copy":
+            return Tup(list(x.items))
+        x = copied(cx, [x], span)
     if name == "copy":
         return copied(cx, [x], span)
     if name == "extend":

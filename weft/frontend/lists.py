@@ -35,6 +35,7 @@ from weft.frontend.kinds import (
     dtype_of,
     is_complex,
     promote,
+    same_operand,
 )
 from weft.frontend.names import STORES, root_name, without_subscripts
 from weft.frontend.scope import Frame
@@ -47,8 +48,10 @@ from weft.lang.vectors import MatrixType, VectorType
 MOST_ITEMS = 1 << 12  # of a list that is written as a product
 
 
-def repeated(x: Tup, times: Operand, span: Span) -> Tup:
-    """``[a] * n``."""
+def repeated(cx: Lowering, x: Tup, times: Operand, span: Span) -> Operand:
+    """``[a] * n``: a list that grows where ``n`` is known at run time only."""
+    if dtype_of(times) in ("int", "i64", "i32") and not isinstance(times, Static):
+        return list_methods.binary(cx, "*", list_methods.copied(cx, [x], span), times, span)
     count = times.value if isinstance(times, Static) else None
     if type(count) is not int or len(x.items) * count > MOST_ITEMS:
         raise KernelTypeError(
@@ -80,10 +83,32 @@ def assigned(
     made = _array(cx, name, items, shape, span)
     zeros = all(isinstance(item, Static) and item.value == 0 for item in items)
     if not zeros:
-        for place, item in zip(itertools.product(*map(range, shape)), items, strict=True):
-            indices = [cx.builder.constant(k, ir.index) for k in place]
-            cx.store_element(made.memref, made.dtype, indices, item, span)
+        _store_each(cx, made, items, span)
     return made
+
+
+def _store_each(cx: Lowering, array: Tensor, items: list[Operand], span: Span) -> None:
+    assert array.shape is not None
+    for place, item in zip(itertools.product(*map(range, array.shape)), items, strict=True):
+        indices = [cx.builder.constant(k, ir.index) for k in place]
+        cx.store_element(array.memref, array.dtype, indices, item, span)
+
+
+def store_items(cx: Lowering, array: Tensor, x: Tup, span: Span) -> None:
+    """Has ``array``, of the sizes of ``x``, hold the numbers of this list."""
+    _check_own(x, span)
+    items = _numbers(x)
+    for item in items:
+        check_stored(cx, array, item, span)
+    first = items[0]
+    if len(items) <= elements.MOST_UNROLLED_STORES or not isinstance(first, Static) or not all(
+        isinstance(item, Static) and same_operand(item, first) for item in items
+    ):  # fmt: skip
+        _store_each(cx, array, items, span)
+        return
+    cx.builder.each_element(
+        array.memref, lambda at: cx.store_element(array.memref, array.dtype, at, first, span)
+    )
 
 
 def check_given(

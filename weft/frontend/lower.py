@@ -22,9 +22,11 @@ from weft.frontend import (
     complexes,
     draws,
     expressions,
+    generators,
     growing,
     loops,
     members,
+    moves,
     overflow,
     reductions,
     refused,
@@ -35,7 +37,7 @@ from weft.frontend import (
 from weft.frontend.accumulations import ATOMIC
 from weft.frontend.advice import advise
 from weft.frontend.config import block_dim
-from weft.frontend.context import Again, Lowering
+from weft.frontend.context import Again, Form, Lowering
 from weft.frontend.desugar import desugar_body, desugar_function, leaving
 from weft.frontend.hints import is_once, noting
 from weft.frontend.kinds import (
@@ -76,7 +78,7 @@ from weft.values import mutable
 TotalKind = ScalarKind | ComplexKind | VecKind | TupKind  # of what a loop reduces into
 
 # All that say in the tables of context.py what they lower.
-LEAVES = (calls, comparisons, expressions, loops, statements)
+LEAVES = (calls, comparisons, expressions, generators, loops, statements)
 MOST_ROUNDS = 20
 
 
@@ -96,13 +98,18 @@ def lower(
     """Lowers ``region`` for arguments as ``specs`` says (by name). Raises ``CompileError``s."""
     kinds: dict[tuple[Any, ...], Kind] = {}
     sources: dict[Any, FunctionSource] = {}  # what rounds note at nodes stays
-    for _ in range(MOST_ROUNDS):
+    homes: dict[tuple[Any, ...], Form] = {}
+    rounds, known = 0, len(homes)
+    while rounds < MOST_ROUNDS:
+        rounds += 1
         kinds = {key: kind for key, kind in kinds.items() if not isinstance(kind, OpaqueKind)}
-        lowering = Lowering(region, specs, source, kinds, debug, sources=sources)
+        lowering = Lowering(region, specs, source, kinds, debug, sources=sources, homes=homes)
         try:
             lowered = _run(lowering)
         except Again as again:
             kinds = kinds if again.kinds_stay else {}
+            if len(homes) > known:  # a list that is found to change places begins it anew
+                rounds, known = 0, len(homes)
             continue
         if not lowering.widened:
             _advise(lowering)
@@ -254,7 +261,9 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
         indices = bind([Scalar(v, "int") for v in block.args])
         draws.begin(cx, flatten(indices), list(zip(lowers, uppers, strict=True)))
         cx.bind(node.target, indices, cx.span(node))
+        moves.begin(cx, body, {}, cx.span(node))
         cx.block(body)
+        moves.check(cx)
         places = {name: flatten(cx.coerce(cx.frame.env[name], kind, cx.span(node)))
                   for name, kind in zip(names, totals, strict=True)}  # fmt: skip
         finals = [v for name in names for v in places[name]]

@@ -104,6 +104,7 @@ class Frame:
     caller: Frame | None = None
     imported: frozenset[str] = frozenset()  # variables of ``around`` that hold objects
     changed_objects: set[frozenset[Any]] = field(default_factory=set)  # see objects.py
+    moves: Any = None  # of its lists that change places (``moves.Moves``)
 
     def lookup(self, name: str, span: Span, guards: list[Guard]) -> Operand:
         operand = self.env.get(name)

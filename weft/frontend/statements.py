@@ -12,9 +12,11 @@ from weft.frontend import (
     choices,
     elements,
     expressions,
+    generators,
     growing,
     list_methods,
     lists,
+    moves,
     named,
     objects,
     overflow,
@@ -57,11 +59,12 @@ def assignment(cx: Lowering, node: ast.Assign) -> None:
     if (update := _difference(cx, node)) is not None:
         augmented(cx, update)
         return
+    generators.refuse_named(cx, node)
     operand = cx.expression(node.value)
     for target in node.targets:
         if isinstance(operand, Static) and cx.frame.counts.get(getattr(target, "id", ""), 0) > 1:
             operand = records.of_constant(cx, operand, span) or operand  # it changes in the loop
-        operand = lists.assigned(cx, target, node.value, operand, span)
+        operand = moves.assigned(cx, target, node.value, operand, span)
         cx.bind(target, operand, span)
 
 
@@ -137,7 +140,7 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
         return
     if list_methods.is_list(old):
         value = list_methods.binary(cx, symbol, old, cx.expression(node.value), span)
-        cx.bind(node.target, value, span)
+        cx.bind(node.target, moves.assigned(cx, node.target, None, value, span), span)
         return
     list_methods.refuse_nested(old, f"`{symbol}=`", span)
     if rows.is_row(old):

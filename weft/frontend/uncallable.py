@@ -15,8 +15,8 @@ _INSTEAD = {
     "amax": "weft.max(a, b)", "amin": "weft.min(a, b)", "max": "max(a, b) or torch.maximum(a, b)",
     "min": "min(a, b) or torch.minimum(a, b)",
     "zeros": "weft.zeros(n, weft.f32) for an array of the iteration",
-    "rand": "a tensor of random numbers, made in the host part", "map": "a loop",
-    "random": "a tensor of random numbers, made in the host part", "filter": "a loop with an `if`",
+    "rand": "a tensor of random numbers, made in the host part",
+    "random": "a tensor of random numbers, made in the host part",
 }  # fmt: skip
 
 

@@ -119,7 +119,7 @@ for _module, _except in _OTHERWISE.items():
 for _module, _words in (
     (builtins, (
         *CASTS, "range", "len", "print", "sum", "any", "all", "tuple", "list", "enumerate", "zip",
-        "reversed", "isinstance", "abs", "min", "max", "pow", "divmod",
+        "reversed", "isinstance", "map", "filter", "abs", "min", "max", "pow", "divmod",
     )),
     (operator, ("abs", "pow", "mod", "add", "sub", "mul", "truediv", "floordiv", "neg", "invert",
                 "xor", "lt", "le", "gt", "ge", "eq", "ne")),

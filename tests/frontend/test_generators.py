@@ -1,0 +1,139 @@
+# ruff: noqa: C417 - what is tested
+"""Generators, ``map`` and ``filter``, in loops and elsewhere, and ``tuple`` of a list."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import weft
+
+
+def squared(v):
+    return v * v + 1
+
+
+def mapped(x, out):
+    for i in range(x.shape[0]):
+        s = sum(map(lambda v: v * v, [x[i, 0], x[i, 1]])) + max(map(squared, range(i + 2)))
+        for v in map(abs, x[i]):
+            s = s * 0.5 + v
+        a = list(map(lambda u, v: u * v, x[i], [1.0, 2.0, 3.0]))
+        p, q = map(squared, (x[i, 0], x[i, 2]))
+        out[i] = s + a[0] + 2 * a[2] + len(a) + p - q
+
+
+def filtered(x, out):
+    for i in range(x.shape[0]):
+        s = 0.0
+        for v in filter(lambda v: v > 0.5, x[i]):
+            s = s * 0.5 + v
+        few = list(filter(lambda v: v < 0.5, x[i]))
+        s += sum(filter(None, [0.0, x[i, 0], 1.0])) + len(few)
+        out[i] = s + sum(v for v in filter(lambda w: w > 0.3, map(squared, x[i])))
+
+
+def a_loop_sees_what_it_has_assigned(x, out):
+    for i in range(x.shape[0]):
+        s = 0.0
+        for v in (x[i, j] * s + 1 for j in range(3)):
+            s = s * 0.5 + v
+        for v in (x[i, j] * s + 1 for j in range(x.shape[1]) if x[i, j] > s * 0.1):
+            s = s * 0.5 + v
+            if s > 2:
+                break
+        else:
+            s += 10
+        for k, v in enumerate(map(lambda w: w * s + 1, x[i])):
+            if k == 1:
+                continue
+            s = s * 0.5 + v * k
+        for a, b in zip(map(lambda w: w * s, x[i]), (s + j for j in range(4)), strict=False):
+            s += a * b * 0.1
+        out[i] = s
+
+
+def a_loop_sees_what_it_has_stored(x, out):
+    for i in range(x.shape[0]):
+        t = [x[i, 0], 1.0, 2.0]
+        t[0] = 3.0
+        s = 0.0
+        for v in filter(lambda w: w > 1.5, t):
+            t[2] += 1.0
+            s += v
+        out[i] = s
+
+
+def tuples(x, out):
+    for i in range(x.shape[0]):
+        a = []
+        for v in x[i]:
+            if v > 0.5:
+                a.append(v)
+        t = tuple(a)
+        u = tuple(v * 2 for v in x[i])
+        s = 0.0
+        for v in t:
+            s = s * 0.5 + v
+        out[i] = s + len(t) + u[1] - u[-1]
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [mapped, filtered, a_loop_sees_what_it_has_assigned, a_loop_sees_what_it_has_stored, tuples],
+    ids=lambda f: f.__name__,
+)
+def test_iterators_are_what_they_are_in_python(plain):
+    x = torch.rand(4, 5, dtype=torch.float64)
+    expected, found = torch.zeros(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
+    plain(x.numpy(), expected.numpy())
+    weft.kernel(plain)(x, found)
+    torch.testing.assert_close(found, expected)
+
+
+def named(x):
+    for i in range(3):
+        g = (v for v in (x[i], 1.0))
+        x[i] = sum(g) + sum(g)
+
+
+def named_map(x):
+    for i in range(3):
+        g = map(abs, (x[i], 1.0))
+        x[i] = sum(g) + sum(g)
+
+
+def named_zip(x):
+    for i in range(3):
+        g = zip((x[i], 1.0), (2.0, 3.0), strict=True)
+        for a, b in g:
+            x[i] += a * b
+        for a, b in g:
+            x[i] += a * b
+
+
+def with_a_test(x):
+    for i in range(3):
+        for k, v in enumerate(v for v in x if v > 0):
+            x[i] = k * v
+
+
+def several(x):
+    for i in range(3):
+        for v in (a * b for a in x for b in x):
+            x[i] = v
+
+
+USED_UP = "an iterator with a name: what has gone over it has used it up"
+REFUSED = {
+    named: USED_UP, named_map: USED_UP, named_zip: USED_UP,
+    with_a_test: "a loop over `zip` or `enumerate` of a generator with an `if`",
+    several: "a loop over a generator with several `for`",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("plain", REFUSED, ids=lambda f: f.__name__)
+def test_what_python_would_do_otherwise_is_refused(plain):
+    with pytest.raises(weft.KernelSyntaxError, match="help: ") as caught:
+        weft.kernel(plain)(torch.zeros(3))
+    assert REFUSED[plain] in str(caught.value)

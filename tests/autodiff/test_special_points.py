@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.func import jvp
+from torch.func import grad, hessian, jvp, vmap
 
 import weft
 
@@ -116,8 +116,107 @@ def test_what_is_small_has_all_its_digits() -> None:
 def test_ends_of_a_domain() -> None:
     slope = derivatives(lambda x: of_one(x, torch.logit), numbers(0.0, 0.25, 1.0))[0]
     torch.testing.assert_close(slope, numbers(math.inf, 1 / 0.1875, math.inf))
-    slope = derivatives(lambda x: of_one(x, torch.lgamma), numbers(0.0, -1.0, -30.0, -0.5))[0]
-    assert slope.isnan().tolist() == [True, True, True, False]
+    slope = derivatives(lambda x: of_one(x, torch.lgamma), numbers(-1.0, -30.0, -0.5))[0]
+    assert slope.isnan().tolist() == [True, True, False]
+    for f, x in (
+        (torch.lgamma, numbers(0.0, -0.0)), (torch.digamma, numbers(0.0, -0.0)),
+        (torch.erfinv, numbers(1.0, -1.0)), (torch.special.entr, numbers(0.0)),
+    ):  # fmt: skip
+        slope = derivatives(lambda x, f=f: of_one(x, f), x)[0]
+        assert torch.equal(slope, derivatives(f, x)[0])
+
+
+def test_even_functions_inside_of_odd_ones() -> None:
+    """Their derivatives at 0, and digamma's where its tangent has none."""
+    for f in (torch.erfinv, torch.digamma):
+        x = numbers(*([0.0, 0.25, -0.25] if f is torch.erfinv else [-0.5, -1.5, -0.25, 0.75]))
+        mine, theirs = derivatives(lambda x, f=f: of_one(x, f), x), derivatives(f, x)
+        torch.testing.assert_close(mine, theirs)
+
+
+def taken(x: Any, y: Any) -> Any:
+    return x if x > y else y
+
+
+def taken_by_where(x: Any, y: Any) -> Any:
+    return torch.where(x >= y, x, y)
+
+
+def clamped(x: Any, y: Any) -> Any:
+    return torch.clamp(x, y, y + 1.0)
+
+
+def clamped_above(x: Any, y: Any) -> Any:
+    return torch.clamp(x, max=y)
+
+
+@pytest.mark.parametrize(
+    "f", [taken_by_where, torch.maximum, torch.minimum, torch.fmax, torch.fmin, clamped,
+          clamped_above],
+)  # fmt: skip
+def test_ties_are_those_of_torch(f: Callable[..., Any]) -> None:
+    x, y = numbers(1.0, 0.0, 2.0, -1.0), numbers(1.0, 0.0, 1.0, -1.0)
+    mine = derivatives(lambda x, y: of_two(x, y, f), x, y)
+    assert [g.tolist() for g in mine[:2]] == [g.tolist() for g in derivatives(f, x, y)[:2]]
+    u, v = numbers(3.0, 1.0, 2.0, -1.0), numbers(0.5, 5.0, 1.0, 2.0)
+    tangent = jvp(lambda x, y: of_two(x, y, f), (x, y), (u, v))[1]  # torch's own is another
+    torch.testing.assert_close(tangent, mine[0] * u + mine[1] * v)
+
+
+def test_a_choice_has_the_derivative_of_what_it_takes() -> None:
+    x, y = numbers(1.0, 0.0, 2.0), numbers(1.0, 0.0, 1.0)
+    found = derivatives(lambda x, y: of_two(x, y, taken), x, y)[:2]
+    assert [g.tolist() for g in found] == [[0.0, 0.0, 1.0], [1.0, 1.0, 0.0]]
+
+
+@weft.kernel
+def two_results(x):
+    root, twice = torch.empty_like(x), torch.empty_like(x)
+    for i in x:
+        root[i] = torch.sqrt(x[i])
+        twice[i] = 2 * x[i]
+    return root, twice
+
+
+def test_a_result_at_which_nobody_looks_has_no_derivative() -> None:
+    """Zero times an infinite slope was NaN."""
+    x = numbers(0.0, 4.0)
+    for _ in range(3):  # the first one is planned
+        leaf = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(two_results(leaf)[1].sum(), leaf)
+        assert slope.tolist() == [2.0, 2.0]
+        (slope,) = torch.autograd.grad(sum(two_results(leaf)).sum(), leaf)
+        assert slope.tolist() == [math.inf, 2.25]
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return two_results(x)[1].sum()
+
+    assert grad(twice)(x).tolist() == [2.0, 2.0]
+    assert vmap(grad(twice))(x[:, None]).tolist() == [[2.0], [2.0]]
+    assert hessian(twice)(x).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+def quotient(x: Any, y: Any) -> Any:
+    return x / y
+
+
+@pytest.mark.parametrize("f", [quotient, torch.pow, torch.hypot, torch.logaddexp])
+def test_second_derivatives_by_one_operand(f: Callable[..., Any]) -> None:
+    """The other one's may be infinite, or NaN."""
+    pairs = [(a, b) for a in (1.0, -1.0, 2.0, -0.5, 0.0) for b in (0.0, 1.0, 2.0, -1.0, 0.5)]
+    if f is torch.pow:  # the exponent's, of a zero, is the one of torch.pow's that we have as 0
+        pairs = [(a, b) for a, b in pairs if a]
+    args = numbers(*(a for a, _ in pairs)), numbers(*(b for _, b in pairs))
+
+    def both(call: Callable[..., Any]) -> list[torch.Tensor]:
+        leaves = [t.clone().requires_grad_() for t in args]
+        first = torch.autograd.grad(call(*leaves).sum(), leaves, create_graph=True)
+        found = [torch.autograd.grad(g.sum(), leaves, retain_graph=True, materialize_grads=True,
+                                     allow_unused=True) for g in first]  # fmt: skip
+        return [g for each in found for g in each]
+
+    for mine, theirs in zip(both(lambda x, y: of_two(x, y, f)), both(f), strict=True):
+        torch.testing.assert_close(mine, theirs, equal_nan=True)
 
 
 def largest(row: Any) -> Any:

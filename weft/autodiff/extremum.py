@@ -32,6 +32,8 @@ def extremum(loop: Op, place: int) -> Extremum | None:
     """Carried value ``place`` of a ``scf.for`` as an extremum of elements that are exactly the same
     when they are computed once more; None where it is something else."""
     found = running_extremum(loop, place)
+    if found is not None and "unshared" in found[3].attrs:
+        return None
     element = found[2] if found is not None else _updated(loop, place)
     if element is None:
         return None

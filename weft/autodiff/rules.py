@@ -5,7 +5,9 @@
 ``ZERO`` names the operations whose derivative is zero wherever it exists. An operation that is in
 neither is refused by name. At ties, minimum and maximum of two values from tensors share the
 adjoint, as torch.maximum does; ``max(x, bound)``, where the bound is a number, gives all of it to
-``x``, as torch.clamp does; the absolute value has derivative 0 at 0.
+``x``, as torch.clamp does; the absolute value has derivative 0 at 0. An ``unshared`` choice is one
+that the program makes (``a if a > b else b``): all goes to what it took, of an extremum to the
+first operand.
 """
 
 from __future__ import annotations
@@ -101,12 +103,13 @@ def _extremum(d: Local, less: bool) -> list[Value | None]:
     """All to the operand that is the result, half to each at a tie (all to the one that varies, if
     the other is a number), all to the NaN."""
     zero, tie = d.number(0.0), d.equal(d.a, d.b)
-    half = d.mul(d.g, d.number(0.5)) if _share(d, 0) else d.g
+    first = "unshared" in d.source.attrs
+    half = d.mul(d.g, d.number(0.5)) if not first and _share(d, 0) else d.g
     x, y = (d.a, d.b) if less else (d.b, d.a)
     loses_a, loses_b = d.less(y, x), d.less(x, y)
     return [
         d.select(tie, half, d.select(loses_a, zero, d.g)),
-        d.select(tie, half, d.select(loses_b, zero, d.g)),
+        d.select(tie, zero if first else half, d.select(loses_b, zero, d.g)),
     ]
 
 
@@ -119,6 +122,7 @@ def _choice(d: Local) -> list[Value | None]:
     if (
         compare is not None
         and compare.name == "arith.cmpf"
+        and "unshared" not in d.source.attrs
         and _share(d, 1)
         and ({*compare.operands} == {yes, no} and compare.attrs["predicate"] in _ORDERS)
     ):
@@ -156,8 +160,9 @@ def _quotient(d: Local) -> list[Value | None]:
 
 def _atan2(d: Local) -> list[Value | None]:
     square = d.add(d.mul(d.a, d.a), d.mul(d.b, d.b))
-    share = d.div(d.g, d.select(d.equal(square, d.number(0.0)), d.number(1.0), square))
-    return [d.mul(share, d.b), d.neg(d.mul(share, d.a))]  # 0 at the origin, as torch has it
+    none = d.equal(square, d.number(0.0))  # 0 at the origin, as torch has it, and all further ones
+    share = d.select(none, d.number(0.0), d.div(d.g, d.select(none, d.number(1.0), square)))
+    return [d.mul(share, d.b), d.neg(d.mul(share, d.a))]
 
 
 def _hypot(d: Local) -> list[Value | None]:

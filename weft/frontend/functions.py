@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from typing import Any
 
 from weft.errors import KernelTypeError, Span
 from weft.frontend import aggregates, expressions
@@ -119,7 +120,7 @@ def _extremes(symbol: str) -> Handler:
     return handler
 
 
-def _propagating(name: str) -> Handler:
+def _propagating(name: str, **attrs: Any) -> Handler:
     """torch's ``maximum`` and ``minimum``: NaN where an argument is."""
 
     def f(cx: Lowering, a: list[Operand], span: Span) -> Operand:
@@ -127,7 +128,7 @@ def _propagating(name: str) -> Handler:
         if not is_float(dtype):
             return cx.scalars.extreme(">" if name == "maximum" else "<", a[0], a[1], span)
         x, y = (cx.scalars.cast(v, dtype, span).value for v in a)
-        return Scalar(cx.builder.op(f"arith.{name}f", x, y), dtype)
+        return Scalar(cx.builder.op(f"arith.{name}f", x, y, **attrs), dtype)
 
     def handler(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
         first, *rest = arguments
@@ -143,7 +144,7 @@ def _fminmax(symbol: str) -> Handler:
     """``fmin`` and ``fmax``: the other argument where one is NaN."""
 
     def f(cx: Lowering, a: list[Operand], span: Span) -> Operand:
-        better = cx.scalars.compare(symbol, a[0], a[1], span)
+        better = cx.scalars.compare(f"{symbol}=", a[0], a[1], span)  # the derivative is the first's
         missing = cx.scalars.function("isnan", [a[1]], span)
         first = cx.scalars.binary("|", better, missing, span)
         return cx.scalars.select(cx.scalars.truth(first, span), a[0], a[1], span)
@@ -223,7 +224,8 @@ def _clamp(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     result = arguments[0]
     for name, bound in (("maximum", low), ("minimum", high)):
         if bound is not None:
-            result = _propagating(name)(cx, node, [result, bound])
+            # The derivative of a number that is its bound is its own.
+            result = _propagating(name, unshared=True)(cx, node, [result, bound])
     return result
 
 

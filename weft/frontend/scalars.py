@@ -26,6 +26,7 @@ from weft.frontend.powers import integer_power
 from weft.ir import types as ir
 from weft.ir.builder import Builder
 from weft.ir.core import Value
+from weft.ir.views import made_by
 from weft.source import Span
 
 PYTHON: dict[str, Callable[[Any, Any], Any]] = {
@@ -213,10 +214,11 @@ class Scalars:
         predicate = (_UNSIGNED if dtype in (*UNSIGNED, "bool") else _SIGNED)[symbol]
         return Scalar(self._op("cmpi", a, b, dtype, span, predicate=predicate), "bool")
 
-    def select(self, condition: Value, a: Operand, b: Operand, span: Span) -> Scalar:
+    def select(self, condition: Value, a: Operand, b: Operand, span: Span,
+               *, shared: bool = False) -> Scalar:  # fmt: skip
         dtype = promote(self.number(a, span), self.number(b, span))
         x, y = self.cast(a, dtype, span).value, self.cast(b, dtype, span).value
-        return Scalar(self.builder.op("arith.select", condition, x, y), dtype)
+        return Scalar(_choice(self.builder, condition, x, y, shared=shared), dtype)
 
     def extreme(self, symbol: str, a: Operand, b: Operand, span: Span) -> Scalar | Static:
         """Python's ``max(a, b)`` (symbol ">") and ``min(a, b)`` ("<"): b if b symbol a else a."""
@@ -231,7 +233,7 @@ class Scalars:
         by_value = mixed and run_time and (dtype == "u64" or "int" not in (x, y))
         if is_float(dtype) or "bool" in (x, y) or by_value:
             better = self.compare(symbol, b, a, span)
-            return self.select(self.truth(better, span), b, a, span)
+            return self.select(self.truth(better, span), b, a, span, shared=True)
         weak = any(isinstance(v, Scalar) and v.dtype == "int" for v in (a, b))
         literal = next((v.value for v in (a, b) if isinstance(v, Static)), 0)
         low, high = int_range(dtype)
@@ -294,6 +296,16 @@ class Scalars:
         values = [self.cast(x, dtype, span).value for x in arguments]
         result = self.builder.op(f"math.{name}", *values)
         return Scalar(result, "bool" if result.type is ir.i1 else dtype)
+
+
+def _choice(b: Builder, condition: Value, x: Value, y: Value, *, shared: bool) -> Value:
+    """``x`` where the condition holds, else ``y``. Where these are what it compares and equal, a
+    derivative goes to the one that is taken, or, of an extremum, is ``shared``."""
+    compare = made_by(condition, "arith.cmpf")
+    attrs: dict[str, Any] = {}
+    if not shared and compare and {*compare.operands} == {x, y}:
+        attrs["unshared"] = True
+    return b.op("arith.select", condition, x, y, **attrs)
 
 
 def _signed(b: Builder, zero: Value, y: Value) -> Value:

@@ -143,11 +143,11 @@ def xlog1py(x: Any, y: Any) -> Any:
 
 def entr(x: Any) -> Any:
     """``-x log(x)``, 0 at 0, minus infinity below."""
-    inside = x > 0.0
+    inside, end = x > 0.0, x == 0.0
     found = -x * math.log(math.select(inside, x, 1.0))
-    return math.select(
-        inside, found, math.select(x == 0.0, 0.0, math.select(x < 0.0, -math.inf, x))
-    )
+    at_end = math.sqrt(math.select(end, x, 1.0) + 0.0)  # 0, whose derivative is infinite
+    outside = math.select(x < 0.0, -math.inf, x)
+    return math.select(inside, found, math.select(end, at_end, outside))
 
 
 def logit(x: Any, eps: Any = None) -> Any:
@@ -203,12 +203,13 @@ def lgamma(x: Any) -> Any:
     wide = math.widened(x)
     below, finite = wide < 0.5, abs(wide) < math.inf
     found = _log_gamma(math.select(finite, math.select(below, 1.0 - wide, wide), 1.0))
-    sine = abs(_sin_pi(math.select(below & finite, wide, 0.5)))
+    whole, zero = below & (wide == math.round(wide)), wide == 0.0
+    sine = abs(_sin_pi(math.select(below & finite & (wide != math.round(wide)), wide, 0.5)))
     found = math.select(below, math.log(_PI / sine) - found, found)
-    from_pole = math.select(below & finite, wide - math.round(wide), 1.0)
-    pole = from_pole == 0.0
-    endless = -math.log(math.select(pole, from_pole * from_pole, 1.0))  # its derivative is NaN
-    found = math.select(pole, endless, found)
+    pole = math.select(whole, wide - math.round(wide), 1.0)
+    endless = -math.log(math.select(zero, 1.0, pole * pole))  # its derivative is NaN
+    found = math.select(whole, endless, found)
+    found = math.select(zero, -math.log(math.select(zero, wide, 1.0)), found)
     return math.narrowed(math.select(finite, found, wide * wide), x)
 
 
@@ -230,32 +231,38 @@ def digamma(x: Any) -> Any:
     found = math.select(shifted, found - steps, found)
     pole = below & (wide == math.floor(wide))
     rest = math.select(below & (wide != math.floor(wide)), wide - math.round(wide), 0.25)
-    found = math.select(below, found - _PI / math.tan(_PI * rest), found)
-    at_pole = math.select(wide == 0.0, -math.copysign(math.inf, wide), math.nan)
-    return math.narrowed(math.select(pole, at_pole, found), x)
+    cotangent = math.cos(_PI * rest) / math.sin(_PI * rest)
+    found = math.select(below, found - _PI * cotangent, found)
+    zero = wide == 0.0
+    at_zero = -1.0 / math.select(zero, wide, 1.0)  # as it is near 0
+    return math.narrowed(math.select(pole, math.select(zero, at_zero, math.nan), found), x)
 
 
 def erfinv(x: Any) -> Any:
     """The inverse of ``erf``: an approximation of few digits (Giles, GPU Computing Gems, 2011) and
     four steps of Halley's method."""
     wide = math.widened(x)
-    inside = abs(wide) < 1.0
-    rest = math.select(inside, 1.0 - abs(wide), 0.5)  # exact
+    below = math.copysign(1.0, wide) < 0.0
+    whole = math.select(below, -wide, wide)  # whose derivative at 0 is 1
+    inside = whole < 1.0
+    rest = math.select(inside, 1.0 - whole, 0.5)  # exact
     w = -math.log(rest * (2.0 - rest))
     small = w < 5.0
     near = math.select(small, w, 2.5) - 2.5
     far = math.sqrt(math.select(small, 9.0, w)) - 3.0
     a = 1.50140941 + near * (0.246640727 + near * (-0.00417768164 - near * 0.00125372503))
     b = 2.83297682 + far * (1.00167406 + far * (0.00943887047 - far * 0.0076224613))
-    size = math.select(inside, abs(wide), 0.5)
+    size = math.select(inside, whole, 0.5)
     y = math.select(small, a, b) * size
     for _ in static(range(4)):
         slope = 1.1283791670955126 * math.exp(-y * y)
         short = math.select(size < 0.5, size - math.erf(y), math.erfc(y) - rest)
         step = short / slope
         y = y + step / (1.0 - y * step)  # Halley's
-    found = math.copysign(y, wide)
-    ends = math.select(abs(wide) == 1.0, math.copysign(math.inf, wide), math.nan)
+    found = math.select(below, -y, y)
+    end = whole == 1.0
+    at_end = -wide * math.log(math.select(end, 1.0 - whole, 1.0))  # both are infinite
+    ends = math.select(end, at_end, math.nan)
     return math.narrowed(math.select(inside, found, ends), x)
 
 

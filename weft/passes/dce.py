@@ -98,7 +98,7 @@ class _Alive:
         if op.name in ("scf.for", "scf.parallel"):
             for bounds in loop_of(op).axes:
                 self.todo += bounds
-        else:
+        elif op.name != "memref.dim" or op.operand not in self.own:  # which reads nothing of it
             self.todo += op.operands
 
     def _mark_value(self, value: Value) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -78,6 +78,20 @@ class Call:
             values[k] = tensor
         self.run(values)
 
+    def seen(self, results: Collection[int]) -> Loop:
+        """The loop that writes no more than these ``results``, if all is saved that its gradient
+        reads."""
+        loop = self.loop
+        floats = {k for k in loop.written if loop.function.args[k].memref.element.is_float}
+        unseen = frozenset(floats - self.wanted - {*results})
+        found = loop.without(unseen) if unseen else loop
+        if found is loop:
+            return loop
+        made = found.reversed(self.wanted, frozenset(found.written) - self.wanted)
+        names = [loop.names[k] for k in loop.memrefs]
+        given = {*names, *map(before_name, names)} & made.reads - {*self.saved}
+        return found if all(given & {*s.names} <= s.sized for s in made.steps) else loop
+
     def named(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
         """Everything by the name that the steps know it by."""
         names = [self.loop.names[k] for k in self.loop.memrefs]
@@ -115,7 +129,9 @@ class Launch(torch.autograd.Function):
         if call.held:
             results = iter(output[len(written) :])
             env |= {h.name: next(results) if h.graph else h.taken(env[h.name]) for h in call.held}
-            ctx.set_materialize_grads(False)  # of what is held there is seldom one
+        # Zeros would have derivatives: NaN, where those of a result at which nobody looks are not
+        # finite. Of what is held there is seldom a gradient.
+        ctx.set_materialize_grads(len(output) == 1)
         sizes = call.loop.sizes_of  # whose contents a later step may write
         ctx.save_for_backward(*(torch.empty_like(env[name]) if name in sizes else env[name]
                                 for name in call.saved))  # fmt: skip
@@ -148,27 +164,34 @@ class Launch(torch.autograd.Function):
         call: Call = ctx.call
         loop, made = call.loop, call.reversed
         assert made is not None
-        if torch.is_grad_enabled():  # a derivative of this derivative will be asked for
-            made = loop.reversed(call.wanted, frozenset(loop.written) - call.wanted, lasting=True)
+        given = overwriting.with_held(loop, call.held, grads)
+        of = call.seen({k for k, g in zip(loop.written, given, strict=True) if g is not None})
+        lasting = torch.is_grad_enabled()  # a derivative of this derivative will be asked for
+        if lasting or of is not loop:
+            kept = frozenset(of.written) - call.wanted
+            made = of.reversed(call.wanted, kept, lasting=lasting)
         prefix = adjoint_prefix(loop.function)
         places = {k: n for n, k in enumerate(loop.memrefs)}
         env: dict[str, Any] = dict(zip(loop.names, call.values, strict=True))
         env |= overwriting.saved_by_name(ctx)
-        given = overwriting.with_held(loop, call.held, grads)
+        if of is not loop:  # which may ask for the sizes of what is not saved
+            env |= {loop.names[k]: torch.empty(ctx.shapes[n], dtype=ctx.dtypes[n],
+                                               device=ctx.device)
+                    for k, n in places.items() if env[loop.names[k]] is None}  # fmt: skip
         spare: set[str] = set()
         for position, (k, grad) in enumerate(zip(loop.written, given, strict=True)):
             name, n = prefix + loop.names[k], places[k]
-            if grad is None and call.held and ctx.dtypes[n].is_floating_point:
+            if grad is None and k in of.written and ctx.dtypes[n].is_floating_point:
                 grad = torch.zeros(ctx.shapes[n], dtype=ctx.dtypes[n], device=ctx.device)
             if grad is None or not grad.is_floating_point():
                 continue
             env[name] = dense((grad,))[0].resolve_neg()
             if position in mine and grads[position] is env[name]:
                 spare.add(name)
-        shapes = {loop.function.args[k]: ctx.shapes[n] for k, n in places.items()}
+        shapes = {of.function.args[k]: ctx.shapes[n] for k, n in places.items()}
         batched = any(map(is_batched, grads))
         plain = not torch.is_grad_enabled() and not within_level() and not batched
-        made, sizes = Sizes(loop, call.values, call.wanted, env, shapes, ctx.device, plain).fitting(
+        made, sizes = Sizes(of, call.values, call.wanted, env, shapes, ctx.device, plain).fitting(
             made
         )
         _check_deterministic(loop, made.adjoint)
@@ -205,7 +228,7 @@ class Launch(torch.autograd.Function):
         for k in call.wanted:
             n = places[k]
             found[n] = env[prefix + loop.names[k]].to(ctx.dtypes[n])
-        if plain and call.learn is not None:
+        if plain and call.learn is not None and all(g is not None for g in given):
             call.learn(made, sizes, env)
         overwriting.release(call.held)
         return (None, *found)

@@ -118,6 +118,8 @@ class _History:
         given = "".join(f"{names[self.places[k]]}, " for k in self.wanted)
         outs = [names[self.places[k]] for k in self.loop.written]
         lines = [f"ctx.to_save = {_tuple([names[self.places[k]] for k in self.saved])}"]
+        if len(outs) > 1:
+            lines.append("ctx.set_materialize_grads(False)")  # see ``Launch.setup_context``
         if self.numbers:
             lines.append(f"ctx.numbers = {_tuple([names[k] for k in self.numbers])}")
         return f"""\
@@ -227,6 +229,8 @@ def _backward(
             own = f"ctx.numbers[{number}]{several}"
             names[name] = repr(env[name]) if number in of.whole else own
     given = _tuple([f"g{n}" for n in range(len(loop.written))])
+    body += [f"if g{n} is None: return slow(ctx, {given}, saved)"
+             for n in range(len(loop.written)) if len(loop.written) > 1]  # fmt: skip
     for n, k in enumerate(loop.written):
         if (name := prefix + loop.names[k]) in env:
             scope[f"wide{n}"], names[name] = env[name].dtype, f"h{n}"

@@ -24,6 +24,7 @@ from weft.ir.writes import written
 from weft.options import Options
 from weft.passes.batch import batch
 from weft.passes.collapse import collapse
+from weft.passes.dce import dce
 from weft.passes.forward_stores import forward_stores
 from weft.passes.write_out import as_numbers
 from weft.pytorch.workspaces import Workspaces
@@ -66,6 +67,7 @@ class Loop:
         self.results = frozenset[int]()  # which adjoints may read, see ``reverse``
         self._forwards: dict[frozenset[int], Forwarded] = {}
         self._batched: dict[tuple[Any, ...], Loop] = {}
+        self._without: dict[frozenset[int], Loop] = {}
         self._lock = threading.RLock()
         stored = written(function)
         self.written = [k for k in memrefs if function.args[k] in stored]
@@ -90,6 +92,18 @@ class Loop:
                 found.later = self.later
             return found
 
+    def without(self, unseen: frozenset[int]) -> Loop:
+        """The loop that does not write those of the arguments ``unseen`` that it never reads: at
+        whose results nobody looks. It has the same arguments."""
+        with self._lock:
+            found = self._without.get(unseen)
+            if found is None:
+                function = dce(self.function, {self.function.args[k] for k in unseen})
+                found = self if function is self.function else self.derived(function)
+                found.later = self.later
+                self._without[unseen] = found
+            return found
+
     @property
     def adjoints(self) -> list[Adjoint]:
         """What was derived so far."""
@@ -105,8 +119,11 @@ class Loop:
     def sizes_of(self) -> set[str]:
         """Of a derived loop: the tensors that it asks for their sizes alone. Another step of the
         same derivative may write them."""
-        if "order" not in self.function.attrs:
-            return set()
+        return self.sized if "order" in self.function.attrs else set()
+
+    @functools.cached_property
+    def sized(self) -> set[str]:
+        """The tensors that it asks for their sizes alone."""
         ops = [op for op in walk(self.function.body) if op.name != "memref.dim"]
         used = {v for op in ops for v in op.operands}
         return {self.names[k] for k in self.memrefs if self.function.args[k] not in used}

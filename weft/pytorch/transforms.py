@@ -133,6 +133,7 @@ class Eager(torch.autograd.Function):
         ctx.save_for_forward(*tensors)
         ctx.floats = [is_float(o) for o in output]
         ctx.mark_non_differentiable(*(o for o in output if not is_float(o)))
+        ctx.set_materialize_grads(False)  # see ``Launch.setup_context``
 
     @staticmethod
     @untraced
@@ -145,9 +146,10 @@ class Eager(torch.autograd.Function):
         tensors = ctx.saved_tensors
         needed = ctx.needs_input_grad[-len(tensors) :]
         wanted = [k for k, need in enumerate(needed) if need]
-        given = [g for g, has in zip(grads, ctx.floats, strict=True) if has]
-        pulled = Pulled(ctx.f, len(tensors), wanted, ctx.span)
-        found = Eager.apply(pulled, ctx.span, *tensors, *given)
+        floats = [g for g, has in zip(grads, ctx.floats, strict=True) if has]
+        among = [k for k, g in enumerate(floats) if g is not None]
+        pulled = Pulled(ctx.f, len(tensors), wanted, ctx.span, among)
+        found = Eager.apply(pulled, ctx.span, *tensors, *(floats[k] for k in among))
         result: list[Any] = [None] * len(tensors)
         for k, g in zip(wanted, found, strict=True):
             result[k] = g
@@ -245,14 +247,18 @@ class Batched:
 
 class Derivative:
     """A derivative of a function of ``count`` tensors for those that ``which`` names. It takes
-    gradients or tangents after these tensors."""
+    gradients or tangents after these tensors. ``among``: the results of floats that have a
+    gradient, by place."""
 
-    def __init__(self, f: Many, count: int, which: Sequence[int], span: Span) -> None:
+    def __init__(
+        self, f: Many, count: int, which: Sequence[int], span: Span, among: Sequence[int] = ()
+    ) -> None:
         self.f, self.count, self.which, self.span = f, count, which, span
+        self.among = among
 
     def of(self, f: Many) -> Any:
         """The same derivative of another function."""
-        return type(self)(f, self.count, self.which, self.span)
+        return type(self)(f, self.count, self.which, self.span, self.among)
 
 
 def _own(tensors: list[torch.Tensor], which: Sequence[int]) -> list[torch.Tensor]:
@@ -274,7 +280,8 @@ class Pulled(Derivative):
         more = torch.is_grad_enabled() and any(v.requires_grad for v in values)
         with torch.enable_grad():
             leaves = _own(tensors, self.which)
-            outs = [o for o in self.f(*tensors) if is_float(o)]
+            floats = [o for o in self.f(*tensors) if is_float(o)]
+            outs = [floats[k] for k in self.among]
             return tuple(gradients(outs, leaves, grads, again=more))
 
 

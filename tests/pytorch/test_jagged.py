@@ -10,6 +10,7 @@ import torch
 from torch.autograd import gradcheck
 
 import weft
+from weft.errors import KernelTypeError
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 
@@ -247,3 +248,63 @@ def test_what_is_not_of_independent_rows_is_refused(why: str) -> None:
     kernel, args = REFUSED[why]
     with pytest.raises(weft.KernelTypeError, match=why):
         kernel(*args(batch()))
+
+
+@weft.kernel
+def totals(x: torch.Tensor) -> torch.Tensor:
+    out = x.new_empty(x.shape[0], x.shape[2])
+    for i, k in weft.ndrange(x.shape[0], x.shape[2]):
+        s = 0.0
+        for t in range(x.shape[1]):
+            s += x[i, t, k]
+        out[i, k] = s
+    return out
+
+
+@weft.kernel
+def totals_of_rows(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    out = values.new_empty(offsets.shape[0] - 1, values.shape[1])
+    for i, k in weft.ndrange(offsets.shape[0] - 1, values.shape[1]):
+        s = 0.0
+        for t in range(offsets[i], offsets[i + 1]):
+            s += values[t, k]
+        out[i, k] = s
+    return out
+
+
+@weft.kernel
+def shifted_rows(values: torch.Tensor, offsets: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(values)
+    for i in range(offsets.shape[0] - 1):
+        for t in range(offsets[i], offsets[i + 1]):
+            for k in range(values.shape[1]):
+                out[t, k] = values[t, k] * y[i, k]
+    return out
+
+
+def test_the_way_out_of_what_is_refused_is_right() -> None:
+    parts = [torch.randn(n, 3, dtype=torch.float64) for n in (2, 0, 4, 1)]
+    x = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+    with pytest.raises(KernelTypeError) as info:
+        totals(x)
+    assert info.value.help == (
+        "pass x.values() and x.offsets() to a kernel of all rows, where component i has those of "
+        "`for t in range(offsets[i], offsets[i + 1])`; rows that it returns become jagged by "
+        "torch.nested.nested_tensor_from_jagged(rows, x.offsets())"
+    )
+    counts = x.offsets().diff()
+    out, g = totals_of_rows(x.values(), x.offsets()), torch.randn(4, 3, dtype=torch.float64)
+    torch.testing.assert_close(out, torch.stack([p.sum(0) for p in parts]))
+    (grad,) = torch.autograd.grad(out, x, g)
+    torch.testing.assert_close(grad.values(), g.repeat_interleave(counts, 0))
+    y = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    rows_out = shifted_rows(x.values(), x.offsets(), y)
+    wanted = x.values() * y.repeat_interleave(counts, 0)
+    torch.testing.assert_close(rows_out, wanted)
+    made = torch.nested.nested_tensor_from_jagged(rows_out, x.offsets())
+    assert made.shape == x.shape
+    h = torch.randn(7, 3, dtype=torch.float64)
+    found = torch.autograd.grad(rows_out, (x, y), h)
+    for a, b in zip(found, torch.autograd.grad(wanted, (x, y), h), strict=True):
+        pair = (t.values() if t.is_nested else t for t in (a, b))
+        torch.testing.assert_close(*pair)

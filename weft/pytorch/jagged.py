@@ -25,7 +25,11 @@ from weft.runtime.fastpath import passed
 from weft.runtime.launch import KernelLike, Launcher
 from weft.runtime.pairs import apart
 
-_HELP = "pass {0}.values(), and wrap what comes of it by {0}.offsets()"
+_HELP = (
+    "pass {0}.values() and {0}.offsets() to a kernel of all rows, where component i has those of "
+    "`for t in range(offsets[i], offsets[i + 1])`; rows that it returns become jagged by "
+    "torch.nested.nested_tensor_from_jagged(rows, {0}.offsets())"
+)
 
 
 class _Unfit(Exception):

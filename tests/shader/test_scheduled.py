@@ -202,3 +202,35 @@ def test_numbers_of_many_kernels_share_a_batch() -> None:
         other(few, counts)
     for k in range(4):
         assert x[k].tolist() == 3 * [sum(1.0 + j for j in range(k, 40, 4))]
+
+
+@weft.kernel
+def decayed(x: torch.Tensor, out: torch.Tensor) -> None:
+    for b, c in weft.ndrange(x.shape[0], x.shape[2]):
+        s = 0.0
+        for t in range(x.shape[1]):
+            s = weft.exp(-s * s) + x[b, t, c] * weft.exp(-abs(s))
+            out[b, t, c] = s
+
+
+@pytest.mark.parametrize("turns", [0, 1, 5, 8, 9, 30])
+def test_long_turns_are_written_out_once_with_their_loads_ahead(
+    turns: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, out, expected = torch.randn(2, turns, 5), *torch.full((2, 2, turns, 5), 7.0)
+    decayed.on("webgpu")(x, out)
+    decayed(x, expected)
+    assert "prefetch(t, 8, turns=2)" in schedules(caplog)[0] or not turns
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_little_is_written_out() -> None:
+    """A driver compiles a text when it is first called."""
+    tensors = [torch.empty(8, 768, 768, device="meta") for _ in range(2)]
+    weights, kernels = tensors[0][0], tensors[1]
+    lines = {
+        "conv": str(weft.compile_for("wgsl", causal_conv, weights, kernels, 0.1)).count("\n"),
+        "decayed": str(weft.compile_for("wgsl", decayed, *tensors)).count("\n"),
+    }
+    assert lines["conv"] < 700, "forms with indices of 32 and of 64 bits"
+    assert lines["decayed"] < 400

@@ -14,9 +14,11 @@ import torch
 import weft
 from tests.conftest import adapter
 from weft import compiler
+from weft.codegen.shader import emit
 from weft.errors import KernelValueError
 from weft.lang.field import Field
 from weft.runtime.overlap import OverlapWarning
+from weft.tools.cross import lowered_loops
 
 pytestmark = [pytest.mark.webgpu]
 
@@ -494,3 +496,41 @@ def test_results_without_an_order_are_refused_in_deterministic_mode() -> None:
             summed.on("webgpu")(torch.randn(50), torch.randint(0, 3, (50,)), torch.zeros(3))
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@weft.kernel(debug=True)
+def picked(k, out):
+    for i in range(k.shape[0]):
+        a = [1.0, 2.0, 3.0]
+        a[0] = 4.0
+        out[i] = a[k[i]]
+
+
+def test_checks_report_constants() -> None:
+    """naga refuses to convert `i64(3)` to u32."""
+    out = torch.zeros(2)
+    picked.on("webgpu")(torch.tensor([2, 0]), out)
+    assert out.tolist() == [3.0, 4.0]
+    with pytest.raises(weft.KernelIndexError, match=r"subscript 3 .* has 3 elements"):
+        picked.on("webgpu")(torch.tensor([2, 3]), out)
+
+
+@weft.kernel
+def fixed(x, b, out):
+    for i in range(out.shape[0]):
+        a = [0.0] * 4
+        a[i % 2] = x[1]
+        out[i] = a[0] + a[1] + b[2, 1] + b[i, 2]
+        weft.atomic_add(x[0], 1.0)
+
+
+def test_constant_subscripts_of_64_bits_are_read_by_naga() -> None:
+    from weft.runtime.webgpu_device import device
+
+    tensors = torch.zeros(3), torch.zeros(3, 3, dtype=torch.float16), torch.zeros(3)
+    (loop,) = lowered_loops(fixed, *tensors)
+    function = compiler.optimize(loop, fixed.options)
+    wide = [f for f in emit.compile_shader(function, "wgsl").forms if f.wide]
+    assert wide
+    for form in wide:
+        device().pipelines._module(form.stages[0].text)

@@ -64,10 +64,15 @@ class Arrays(Writer):
         memref, subscripts, _ = memory(op)
         view = self.view(memref)
         self.noted(op, *subscripts)
-        # What loads ahead of turns that a loop does not have is never carried out; naga refuses it.
-        nowhere = any((n := _number(v)) is not None and n < 0 for v in subscripts)
-        at = self.offset(view, [self.of(v) if not nowhere else "i32(0)" for v in subscripts])
-        return view, f"{at} + {op.attrs['offset']}" if "offset" in op.attrs else at
+        # Loads ahead of turns that a loop does not have are never carried out; naga refuses them.
+        known = [_number(v) for v in subscripts]
+        nowhere = any(n is not None and n < 0 for n in known)
+        behind = op.attrs.get("offset", 0)
+        if (at := _constant(view, [0 if nowhere else n for n in known])) is not None:
+            return view, str(max(at + behind, 0))
+        texts = [self.e.literal(0, v.scalar) if nowhere else self.of(v) for v in subscripts]
+        at = self.offset(view, texts)
+        return view, f"{at} + {behind}" if behind else at
 
     def four(self, op: Op, place: Place) -> None:
         """What ``op`` is one of four of: loads at the first of them, stores at the last."""
@@ -156,6 +161,17 @@ def whole(memref: Value) -> Value:
     while memref.op is not None and memref.op.name == "memref.flatten":
         memref = memref.op.operand
     return memref
+
+
+def _constant(view: View, subscripts: Sequence[int | None]) -> int | None:
+    """Where these subscripts are, if that is known: naga takes no constant of 64 bits there."""
+    found = 0
+    for n, stride in zip(subscripts, view.strides, strict=True):
+        factor = "1" if stride == "i32(1)" else stride
+        if n is None or not factor.isdigit():
+            return None
+        found += n * int(factor)
+    return found
 
 
 def _number(value: Value) -> int | None:

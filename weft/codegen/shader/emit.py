@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
 
 from weft import timing
 from weft.codegen.cuda import program_of
 from weft.codegen.shader.arrays import atomically_updated, whole
 from weft.codegen.shader.dialects import MSL, WGSL, Dialect, UnsupportedInShaderError, type_of
+from weft.codegen.shader.lighter import lighter
 from weft.codegen.shader.mathematics import all_functions
 from weft.codegen.shader.memory import Buffer, View
 from weft.codegen.shader.printer import Printer, folds
@@ -35,7 +35,7 @@ from weft.ir.views import memory
 from weft.ir.writes import loaded, written
 from weft.schedule import analyse as analysis
 from weft.schedule import language
-from weft.schedule.apply_cuda import apply_cuda
+from weft.schedule.apply_cuda import apply_cuda, outermost
 from weft.schedule.choose import candidate, for_large_calls
 from weft.schedule.grid import threads_of
 from weft.schedule.guards import Clusters, Copies
@@ -45,16 +45,13 @@ from weft.schedule.language import (
     Cooperate,
     FastDivision,
     IndexWidth,
-    Prefetch,
     Privatize,
     RegisterWindow,
     Scan,
     Schedule,
-    Step,
     StreamingStores,
     UnrollJam,
     only,
-    several,
     show,
 )
 from weft.schedule.spmd import WORKGROUP
@@ -77,8 +74,6 @@ def compile_shader(function: Function, dialect: str, *, watch: bool = False) -> 
 
 # What no shader has: numbers of 64 bits of a product, stores past caches, and lanes.
 _MISSING = (FastDivision, StreamingStores, Scan)
-_TALL = 16  # iterations that a thread of a staged tile computes
-_MOST_AHEAD = 8  # turns
 # Steps by which threads wait for each other: a check that fails ends one of them.
 _WAITING = (Cooperate, Privatize, language.Stage, RegisterWindow)
 # Steps by which each block has its part, and no block is there without one.
@@ -93,6 +88,7 @@ def analyse(function: Function, dialect: str) -> ShaderFacts:
     missing = (*_MISSING, *_WAITING) if checks else _MISSING
     absent = {Clusters(), Copies()}
     kept: list[str] = []
+    parallel = outermost(function)
     for each in found.candidates:
         narrow = only(each.schedule, IndexWidth) is not None
         if any(isinstance(step, missing) for step in each.schedule):
@@ -101,7 +97,7 @@ def analyse(function: Function, dialect: str) -> ShaderFacts:
         if jammed or not absent.isdisjoint(each.guards):
             continue
         if narrow or not any(isinstance(step, _WAITING) for step in each.schedule):
-            kept.append(str(replace(each, schedule=_lighter(each.schedule))))
+            kept.append(str(each if parallel is None else lighter(each, parallel)))
     places = {arg: k for k, arg in enumerate(function.args)}
     changed = {places[v] for v in written(function) if v in places}
     read = {places[v] for v in loaded(list(walk(function.body))) if v in places}
@@ -110,32 +106,6 @@ def analyse(function: Function, dialect: str) -> ShaderFacts:
         tuple(sorted(read | changed)), tuple(sorted(changed)),
         any(op.name == "weft.print" for op in walk(function.body)),
     )  # fmt: skip
-
-
-def _lighter(schedule: Schedule) -> Schedule:
-    """``schedule`` with less that is written out, as a driver compiles a text when it is first
-    called: NVIDIA's takes 332 ms for a staged tile of 16 x 16 turns, 142 for one of 8 x 8 by twice
-    the threads, which then runs a tenth slower; loads 16 turns ahead, 206 ms, 8 turns 101."""
-    window = only(schedule, RegisterWindow)
-    staged = window is not None and window.staged > 0
-    tall = next((s for s in several(schedule, UnrollJam) if staged and s.copies == _TALL), None)
-
-    def lighter(step: Step) -> Step:
-        match step:
-            case Prefetch():
-                return replace(step, steps=min(step.steps, _MOST_AHEAD))
-            case UnrollJam() if step is tall:
-                return replace(step, copies=step.copies // 2, overlap=2 * step.overlap)
-            case RegisterWindow() if tall:
-                return replace(step, turns=min(step.turns, _TALL // 2))
-            case Block() if tall:
-                return replace(step, y=2 * step.y)
-            case BlockDim() if tall:
-                return replace(step, sides=(step.sides[0], 2 * step.sides[1]))
-            case _:
-                return step
-
-    return tuple(map(lighter, schedule))
 
 
 def _threads(schedule: Schedule) -> tuple[int, int, int]:

@@ -98,7 +98,7 @@ class Accesses:
             return f"{buffer.name}[{number} >> 2u][{number} & 3u]", "0u"
         if buffer.parts == 1:
             return f"{buffer.name}[{at}]", "0u"
-        number, t = self.name("at"), buffer.place
+        number, t = self.name("at"), "u32" if at.isdigit() else buffer.place
         where = f"{t}({at})" + (f" + {t}({buffer.lead})" if buffer.lead else "")
         self.line(self.e.dialect.let(number, t, where))
         shift = {2: 1, 4: 2}[buffer.parts]

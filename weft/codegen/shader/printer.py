@@ -103,8 +103,7 @@ class Printer(Arrays):
     def folded(self, op: Op) -> bool:
         """Whether ``op`` computes with constants alone. A language may refuse what overflows there,
         or to convert between them."""
-        known = [constant_of(v) if constant_of(v) is not None else self.constants.get(v)
-                 for v in op.operands]  # fmt: skip
+        known = [self.known_number(v) for v in op.operands]
         pairs = zip(known, op.operands, strict=True)
         values = [literal(number, v.scalar) for number, v in pairs if number is not None]
         if not known or len(values) < len(known):
@@ -113,6 +112,10 @@ class Printer(Arrays):
         self.constants[op.result] = found
         self.names[op.result] = self.e.literal(found, op.result.scalar)
         return True
+
+    def known_number(self, value: Value) -> Number | None:
+        number = constant_of(value)
+        return self.constants.get(value) if number is None else number
 
     def unchanged(self, op: Op) -> bool:
         """Whether ``op`` adds nothing to an integer, which schedules do."""
@@ -223,6 +226,8 @@ class Printer(Arrays):
     def word(self, value: Value) -> str:
         """A value as 32 bits."""
         t, text = value.scalar, self.of(value)
+        if (number := self.known_number(value)) is not None and not t.is_float:
+            return f"{int(number) & 0xFFFFFFFF}u"
         if t.is_float:
             return f"bitcast<u32>(f32({widened(self.e, text, t)}))"
         return f"select(0u, 1u, {text})" if type_of(t) == "bool" else f"u32({text})"

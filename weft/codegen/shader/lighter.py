@@ -1,0 +1,103 @@
+"""Schedules with less that is written out: a driver compiles a shader's text when it is first
+called, and takes a tenth of a millisecond for a line.
+
+NVIDIA's, beside the time of all later calls, on an H100: a function such as ``exp`` is some forty
+lines, at each call of it. Where a step of a schedule writes out more than ``_MOST`` operations, it
+has fewer copies of what it copies, one half after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from weft.ir.core import Op, walk
+from weft.ir.ops import OPS, is_slow
+from weft.schedule.choose import Candidate
+from weft.schedule.guards import Held, Long
+from weft.schedule.language import (
+    Block,
+    BlockDim,
+    Cooperate,
+    Prefetch,
+    RegisterWindow,
+    Schedule,
+    UnrollJam,
+    only,
+    several,
+)
+from weft.schedule.nest import loops_of
+
+_MOST = 320  # operations that a step writes out
+_FUNCTION = 40  # operations of a function such as ``exp``
+_AHEAD = 8  # turns that are loaded before their turn, at most
+_TALL = 16  # iterations that a thread of a staged tile computes
+_LEAST = 4  # copies that make a vector
+_TURNS, _STAGED = 8, 128  # of a staged tile that are written out, and in shared memory
+
+
+def lighter(candidate: Candidate, parallel: Op) -> Candidate:
+    """``candidate`` for the loop ``parallel``, with less that is written out."""
+    weights = {name: _weight(loop) for name, loop in loops_of(parallel).items()}
+    schedule = _tiled(candidate.schedule, weights)
+    made = tuple(_ahead(s, weights) if isinstance(s, Prefetch) else s for s in schedule)
+    guards, together = candidate.guards, only(schedule, Cooperate)
+    if together is not None:
+        weight = sum(weights[name] for name in together.loops)
+        guards = tuple(_narrower(guard, weight) for guard in guards)
+    return replace(candidate, guards=guards, schedule=made)
+
+
+def _weight(loop: Op) -> int:
+    """The operations of a turn."""
+    ops = [op for op in walk(loop.body) if op.name != "arith.constant"]
+    return sum(_FUNCTION if is_slow(op.name) else not OPS[op.name].terminator for op in ops)
+
+
+def _ahead(step: Prefetch, weights: dict[str, int]) -> Prefetch:
+    """As many loads ahead; what fewer turns have loaded moves on from register to register."""
+    steps = min(step.steps, _AHEAD)
+    turns = steps
+    while turns > 1 and turns * weights[step.loop] > _MOST:
+        turns //= 2
+    return replace(step, steps=steps, turns=turns if turns < steps else 0)
+
+
+def _narrower(guard: Any, weight: int) -> Any:
+    """Fewer elements of a row for each thread, and more threads."""
+    if not isinstance(guard, Held | Long):
+        return guard
+    usual = guard.usual
+    while usual > max(guard.width, _LEAST) and usual * weight > _MOST:
+        usual //= 2
+    return replace(guard, usual=usual)
+
+
+def _tiled(schedule: Schedule, weights: dict[str, int]) -> Schedule:
+    """Tiles that a block stages: fewer turns, and fewer iterations for each of more threads."""
+    window = only(schedule, RegisterWindow)
+    tall = next((s for s in several(schedule, UnrollJam) if s.copies == _TALL), None)
+    if window is None or not window.staged or tall is None:
+        return schedule
+    turns, copies = window.turns, tall.copies
+    while turns > _TURNS:
+        turns //= 2
+    # Those that are left over are a loop, and those that some iterations have another one.
+    while copies > _LEAST and (turns + 2) * copies * weights[window.loop] > _MOST:
+        copies //= 2
+    times = tall.copies // copies
+
+    def smaller(step: Any) -> Any:
+        match step:
+            case UnrollJam() if step is tall:
+                return replace(step, copies=copies, overlap=times * step.overlap)
+            case RegisterWindow():
+                return replace(step, turns=turns, staged=min(step.staged, _STAGED))
+            case Block():
+                return replace(step, y=times * step.y)
+            case BlockDim():
+                return replace(step, sides=(step.sides[0], times * step.sides[1]))
+            case _:
+                return step
+
+    return tuple(map(smaller, schedule))

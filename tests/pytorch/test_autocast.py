@@ -341,6 +341,27 @@ def test_without_a_policy_other_loops_are_left_alone():
         assert torch.equal(out, expected), kernel
 
 
+def test_without_a_policy_what_is_written_or_annotated_decides():
+    @weft.kernel
+    def typed(x: weft.types.ndarray(dtype=weft.f32, ndim=1), w: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(w)
+        for i in range(w.shape[0]):
+            out[i] = sum(x[u] * w[i - u] for u in range(i + 1))
+        return out
+
+    @weft.kernel
+    def into(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor):
+        for i in range(w.shape[0]):
+            out[i] = sum(x[u] * w[i - u] for u in range(i + 1))
+
+    (x, w), out, expected = torch.randn(2, 8), torch.empty(8), torch.empty(8)
+    into(x, w, expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        into(x, w, out)
+        assert torch.equal(typed(x, w), expected)
+    assert torch.equal(out, expected)
+
+
 def test_an_error_of_the_host_part_is_that_of_the_call():
     @weft.kernel
     def narrowed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

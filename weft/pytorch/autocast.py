@@ -17,6 +17,7 @@ import torch
 
 from weft.errors import KernelTypeError
 from weft.lang.dtypes import DType
+from weft.pytorch.annotations import is_checked
 from weft.runtime.launch import KernelLike
 
 _DEVICES = ("cpu", "cuda", "mps")
@@ -37,11 +38,13 @@ def policy_of(kernel: KernelLike, asked: Any) -> Policy | None:
 
 
 def _may_contract(kernel: KernelLike) -> bool:
-    """Whether its only loop may add products up, and its host part makes tensors and nothing
-    else."""
+    """Whether its only loop may add products up, its host part makes tensors and nothing else,
+    and neither a tensor of the caller's is written nor an annotation says what is taken."""
     loops = kernel.parts.regions
     return (
         len(loops) == 1
+        and not kernel.mutated
+        and not any(map(is_checked, kernel.parts.parameters))
         and any(isinstance(n, ast.Mult) for n in ast.walk(loops[0].node))
         and _only_makes(kernel)
     )

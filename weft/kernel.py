@@ -535,15 +535,15 @@ def _enter(kernel: Kernel) -> None:
     others, options = kernel.implementations, kernel.options
     if kernel._convert or kernel._checked or options.interpret or options.autocast:
         return
-    host, casts = kernel.parts.host if others is None else others.planned, bool(kernel._policy)
+    host, policy = kernel.parts.host if others is None else others.planned, kernel._policy
     kernel._entry = entry = make_entry(
-        kernel.signature, host, kernel._launchers, kernel._special, kernel._plain, casts
+        kernel.signature, host, kernel._launchers, kernel._special, kernel._plain, bool(policy)
     )
     if len(kernel._regions) == 1 and others is None:
         from weft.pytorch.recipe import direct  # what the compiler needs as well
 
         put = functools.partial(setattr, kernel, "_entry")
-        kernel._regions[0].direct = direct(cast(Any, kernel), entry, put, kernel._plain, casts)
+        kernel._regions[0].direct = direct(cast(Any, kernel), entry, put, kernel._plain, policy)
 
 
 def kernel_inside(function: Any) -> Kernel | None:

@@ -263,6 +263,23 @@ def test_what_serves_later_calls_asks_for_autocast():
     assert torch.equal(repeated(w, x), plain_out)
 
 
+def test_calls_of_which_nothing_is_cast_go_the_short_way():
+    @weft.kernel
+    def plainly(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = x[i] * w[i]
+        return out
+
+    x, w = torch.randn(2, 9)
+    for kernel, short in (plainly, True), (weft.kernel(convolved.function), False):
+        with torch.autocast("cpu", torch.bfloat16):
+            for _ in range(20):
+                out = kernel(x, w)
+        assert any(work.whole is not None for work in kernel._regions[0].promoted) is short
+        assert out.dtype == (torch.float32 if short else torch.bfloat16)
+
+
 @pytest.mark.parametrize("policy", [None, True])
 def test_one_graph_for_many_sizes(policy):
     kernel = weft.kernel(autocast=policy)(multiply)
@@ -339,6 +356,27 @@ def test_without_a_policy_other_loops_are_left_alone():
             out = kernel(*args)
         assert out.dtype == torch.float32
         assert torch.equal(out, expected), kernel
+
+
+def test_without_a_policy_what_is_written_or_annotated_decides():
+    @weft.kernel
+    def typed(x: weft.types.ndarray(dtype=weft.f32, ndim=1), w: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(w)
+        for i in range(w.shape[0]):
+            out[i] = sum(x[u] * w[i - u] for u in range(i + 1))
+        return out
+
+    @weft.kernel
+    def into(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor):
+        for i in range(w.shape[0]):
+            out[i] = sum(x[u] * w[i - u] for u in range(i + 1))
+
+    (x, w), out, expected = torch.randn(2, 8), torch.empty(8), torch.empty(8)
+    into(x, w, expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        into(x, w, out)
+        assert torch.equal(typed(x, w), expected)
+    assert torch.equal(out, expected)
 
 
 def test_an_error_of_the_host_part_is_that_of_the_call():

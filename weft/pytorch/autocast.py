@@ -10,13 +10,14 @@ is cast. Everything stays as it is with ``autocast=False``.
 from __future__ import annotations
 
 import ast
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 
 from weft.errors import KernelTypeError
 from weft.lang.dtypes import DType
+from weft.pytorch.annotations import is_checked
 from weft.runtime.launch import KernelLike
 
 _DEVICES = ("cpu", "cuda", "mps")
@@ -37,11 +38,13 @@ def policy_of(kernel: KernelLike, asked: Any) -> Policy | None:
 
 
 def _may_contract(kernel: KernelLike) -> bool:
-    """Whether its only loop may add products up, and its host part makes tensors and nothing
-    else."""
+    """Whether its only loop may add products up, its host part makes tensors and nothing else,
+    and neither a tensor of the caller's is written nor an annotation says what is taken."""
     loops = kernel.parts.regions
     return (
         len(loops) == 1
+        and not kernel.mutated
+        and not any(map(is_checked, kernel.parts.parameters))
         and any(isinstance(n, ast.Mult) for n in ast.walk(loops[0].node))
         and _only_makes(kernel)
     )
@@ -101,14 +104,9 @@ class Policy:
         """The arguments of a call, cast where autocast is on. Dynamo traces this."""
         if not any(map(torch.is_autocast_enabled, _DEVICES)):
             return args, kwargs
-        names = self.names
         if self.own and not all(isinstance(v, _VALUES) for v in (*args, *kwargs.values())):
             return args, kwargs
-        if names is None:
-            sizes = not self.any_size
-            kinds = (tuple(_kind(v, sizes) for v in args),
-                     tuple((n, _kind(v, sizes)) for n, v in kwargs.items()))  # fmt: skip
-            names = self.derived(kinds)
+        names = self._names(args, kwargs)
         given = []
         for k, value in enumerate(args):
             name = self.order[k] if k < len(self.order) else ""
@@ -117,6 +115,19 @@ class Policy:
         for name, value in kwargs.items():
             named[name] = self._cast(value) if name in names and name in self.parameters else value
         return tuple(given), named
+
+    def casts(self, args: Sequence[Any]) -> bool:
+        """Whether some of these arguments, or others of their kinds, are cast where autocast is
+        on."""
+        return bool(self._names(tuple(args), {}))
+
+    def _names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
+        if self.names is not None:
+            return self.names
+        sizes = not self.any_size
+        kinds = (tuple(_kind(v, sizes) for v in args),
+                 tuple((n, _kind(v, sizes)) for n, v in kwargs.items()))  # fmt: skip
+        return self.derived(kinds)
 
     def _cast(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

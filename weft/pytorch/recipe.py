@@ -15,6 +15,7 @@ import torch
 
 from weft.frontend.scope import Guard
 from weft.frontend.split import computed_step
+from weft.pytorch.autocast import Policy
 from weft.runtime.fastpath import Direct
 from weft.runtime.launch import KernelLike
 from weft.values import frozen
@@ -174,10 +175,10 @@ class Recipe:
 
 def direct(
     kernel: KernelLike, entry: Callable[..., Any], install: Callable[[Callable[..., Any]], None],
-    plain: Set[type], casts: bool,
+    plain: Set[type], policy: Policy | None,
 ) -> Direct | None:  # fmt: skip
     """What a builtin may do in place of the kernel and its ``entry``, where arguments are of
-    ``plain`` types, and autocast is off if the kernel ``casts`` under it. None where the host part
+    ``plain`` types, and autocast is off where ``policy`` casts some. None where the host part
     does something else, takes arguments that the loop does not, or returns not exactly what is
     made."""
     recipe, parts = recipe_of(kernel), kernel.parts
@@ -202,6 +203,7 @@ def direct(
     order = [p if isinstance(p, int) else -1 - p.number if isinstance(p, Fresh) else None
              for p in recipe.places]  # fmt: skip
     zeros = [m.zeros for m in recipe.made]
+    casts = policy and policy.casts
     return Direct(entry, install, order, zeros, recipe.guards, plain, casts)
 
 

@@ -156,7 +156,8 @@ class Direct:
     a position among the kernel's own, or ``-1 - n`` for the new tensor ``n``, or None for a number
     that the arguments' kinds decide. ``zeros``: which new tensors are filled with them. ``guards``:
     on what the host part calls. ``plain``: the types of arguments that need no dispatcher.
-    ``casts``: under autocast, which the check of tensors sees, calls are the kernel's own."""
+    ``casts``: whether arguments are cast under autocast, which the check of tensors sees: such
+    calls are the kernel's own."""
 
     entry: Callable[..., Any]
     install: Callable[[Callable[..., Any]], None]
@@ -164,7 +165,7 @@ class Direct:
     zeros: Sequence[bool]
     guards: Sequence[Guard]
     plain: Set[type]
-    casts: bool
+    casts: Callable[[Sequence[Any]], bool] | None
 
     def work(self, loop: native.FastCall, args: Sequence[Any]) -> native.FastCall | None:
         """What a builtin does in place of the kernel, where ``loop`` is what one does for its loop,
@@ -173,7 +174,8 @@ class Direct:
         given = {k: n for k, n in enumerate(self.order) if n is not None and n >= 0}
         fresh = {-1 - n: k for k, n in enumerate(self.order) if n is not None and n < 0}
         special = any(type(args[k]) not in self.plain for k in given)
-        special = special or (self.casts and torch._C._is_any_autocast_enabled())
+        if self.casts is not None and torch._C._is_any_autocast_enabled():
+            special = special or self.casts([args[k] for k in sorted(given, key=given.__getitem__)])
         if special or loop.check is None or not {*loop.mutated} <= given.keys():
             return None
         makers = [fresh_maker(args[fresh[n]], zeros) for n, zeros in enumerate(self.zeros)]

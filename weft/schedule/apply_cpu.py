@@ -26,6 +26,7 @@ from weft.schedule.nest import LoopNest, axes_of
 from weft.schedule.own import OwnStep
 from weft.schedule.parts import Parts, has_parts, in_parts
 from weft.schedule.register_tile import register_tile
+from weft.schedule.stages import in_stages
 from weft.schedule.streaming import streaming
 from weft.schedule.unroll_jam import unroll_jam
 
@@ -42,6 +43,9 @@ def apply_cpu(
         function = _shared(function, parallel, schedule)
         listener(show(several(schedule, Privatize)) or "chunks", function)
     function = collapsed(function)
+    if (staged := in_stages(function, machine)) is not function:
+        function = staged
+        listener("stages", function)
     if streaming_beyond is not None:
         function = streaming(function, streaming_beyond)
         listener("streaming", function)

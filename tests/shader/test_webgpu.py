@@ -534,3 +534,23 @@ def test_constant_subscripts_of_64_bits_are_read_by_naga() -> None:
     assert wide
     for form in wide:
         device().pipelines._module(form.stages[0].text)
+
+
+@weft.kernel
+def compared(m, b, out, n: int):
+    for i in range(out.shape[1]):
+        k = weft.i64(i - 2)
+        out[0, i] = 1.0 if k < 4 else 2.0
+        out[1, i] = 1.0 if abs(k) >= 3 else 2.0
+        out[2, i] = min(k, 3)
+        out[3, i] = 1.0 if weft.i64(m[i]) < n and weft.i64(b[i]) > 4 else 2.0
+        out[4, i] = 1.0 if weft.math.popcnt(weft.i64(m[i])) < 2 else 2.0
+
+
+def test_integers_that_became_longer_are_compared_with_constants() -> None:
+    """Mesa's compiler takes `i64(k) < 4` for false."""
+    m, b = torch.arange(12, dtype=torch.int32), torch.arange(12, dtype=torch.int8)
+    found, expected = torch.zeros(2, 5, 12)
+    compared.on("webgpu")(m, b, found, 9)
+    compared.interpret(m, b, expected, 9)
+    assert torch.equal(found, expected)

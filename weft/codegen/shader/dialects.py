@@ -76,6 +76,10 @@ class Dialect(abc.ABC):
         """A word of "params"."""
         return f"params[{word}u]"
 
+    def longer(self, value: str, type: str) -> str:
+        """An integer of 32 bits as one of 64."""
+        return f"{type}({value})"
+
     def rolled(self, step: str, type: str) -> str:
         """The step of a loop that is not worth a driver's unrolling."""
         return step
@@ -130,6 +134,11 @@ class Wgsl(Dialect):
     def param(self, word: int) -> str:
         """Uniform, as GPUs have registers for; arrays of those are of vectors of four."""
         return f"params[{word // 4}u].{'xyzw'[word % 4]}"
+
+    def longer(self, value: str, type: str) -> str:
+        """A sum, which Mesa's compiler does not compare with constants: of what it knows to have
+        been made longer it takes comparisons for false (llvmpipe of Mesa 22.3)."""
+        return f"({type}({value}) + {type}({self.param(3)}))"
 
     def rolled(self, step: str, type: str) -> str:
         """One that no driver knows: WGSL has no other way to say so. NVIDIA's unrolls what it can,

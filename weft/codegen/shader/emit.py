@@ -164,7 +164,7 @@ def _stage(
     views: dict[Value, View] = {}
 
     def size(word: int) -> str:
-        return f"i64({dialect.param(word)})" if wide else f"i32({dialect.param(word)})"
+        return dialect.longer(dialect.param(word), "i64") if wide else f"i32({dialect.param(word)})"
 
     for k, arg in enumerate(stage.args):
         if isinstance(arg.type, MemRefType):

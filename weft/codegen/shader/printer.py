@@ -81,7 +81,7 @@ class Printer(Arrays):
             return
         if op.name == "arith.index_cast" and op.operand.type is i32 and op.result.scalar.bits == 64:
             value = self.same[op.result] = self.of(op.operand)
-            self.names[op.result] = f"i64({value})"
+            self.names[op.result] = self.d.longer(value, "i64")
             return
         if op.name == "arith.sitofp" and op.operand in self.same:
             value = self.same[op.operand]

@@ -184,7 +184,9 @@ def _ctpop(e: Expressions, op: Op, a: list[str]) -> str:
         return a[0]
     bits = e.unsigned(a[0], t)
     if t.bits == 64:
-        return f"i64(countOneBits(u32({bits})) + countOneBits(u32({bits} >> 32u)))"
+        return e.dialect.longer(
+            f"countOneBits(u32({bits})) + countOneBits(u32({bits} >> 32u))", "i64"
+        )
     return f"i32(countOneBits({bits}))"
 
 
@@ -288,7 +290,10 @@ def _cast(e: Expressions, op: Op, a: list[str]) -> str:
         return choice(value, one, literal(0, target))
     if op.name == "arith.extui" and source.bits < target.bits:
         # Compilers of WGSL extend the sign where an unsigned number becomes a longer signed one.
-        return f"{type_of(target)}({unsigned_of(target)}({e.unsigned(value, source)}))"
+        value = f"{unsigned_of(target)}({e.unsigned(value, source)})"
+        return f"{type_of(target)}({value})"
+    if target.bits == 64 and source.bits <= 32:
+        return e.dialect.longer(value, type_of(target))
     return e.wrapped(f"{type_of(target)}({value})", target)
 
 

@@ -53,9 +53,11 @@ _SORTED_PER_ATOMIC = 16  # what it takes to sort a key, on one thread, in atomic
 _LONG_SUM = 512
 _CHUNKS = range(64, 257)
 # On a GPU, of which blocks have rows in registers: so many elements of all copies, for each of
-# which some rows are added up, and so many copies at least.
+# which some rows are added up, and so many copies at least, of fewer rows where there are not more.
+# An H100 takes .0202 ms for the gradient of a layer norm of 512 x 4096 so (by sums of their own
+# .0381), of 256 x 8192 .0267 (.0332), of 512 x 1024 .0141 (.0226).
 _ELEMENTS = 1 << 20
-_ROWS = 8
+_ROWS, _FEWER_ROWS = 8, 2
 _BLOCKS = 128
 
 
@@ -210,7 +212,9 @@ class Workspaces:
             if count < _LEAST_ADDITIONS:
                 continue
             if gradient.device.type != "cpu":
-                least, best = _BLOCKS, min(_ELEMENTS // size, count // size // _ROWS)
+                rows = count // size
+                several = max(rows // _ROWS, min(rows // _FEWER_ROWS, _BLOCKS))
+                least, best = _BLOCKS, min(_ELEMENTS // size, several)
                 if strict or not x.rows or size < _BLOCKS:
                     continue
             elif x.atomic:

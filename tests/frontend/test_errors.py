@@ -197,7 +197,7 @@ def test_one_name_for_two_local_arrays() -> None:
     @weft.kernel
     def f(x):
         for i in range(4):
-            a, b = weft.zeros(2, weft.f32), weft.zeros(2, weft.f32)
+            a, b = weft.zeros(2, weft.f32), weft.zeros(3, weft.f32)
             if i > 2:
                 a = b
             x[i] = a[0]

@@ -13,7 +13,7 @@ from dataclasses import field
 from types import ModuleType
 from typing import Any, NoReturn
 
-from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError, Span
+from weft.errors import CompileError, KernelIndexError, KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import complexes, refused
 from weft.frontend.desugar import RETURN_VALUE
 from weft.frontend.kinds import (
@@ -33,6 +33,7 @@ from weft.frontend.kinds import (
     TupKind,
     Vec,
     VecKind,
+    article,
     dtype_of,
     is_complex,
     join,
@@ -48,6 +49,7 @@ from weft.ir import types as ir
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Op, Value
 from weft.ir.views import constant_of
+from weft.lang import lists
 from weft.source import FunctionSource
 from weft.values import frozen, mutable
 
@@ -103,28 +105,13 @@ class Lowering:
     naturals: set[Value] = field(default_factory=set)  # loop indices that are 0 or more
     shared_rows: str = ""  # see rows.note_shared
     row_uses: list[tuple[Any, ...]] = field(default_factory=list)  # see rows.used
+    empty: set[tuple[Any, ...]] = field(default_factory=set)  # lists of which no item is known yet
+    failed: CompileError | None = None  # a round that does not know them
     homes: dict[tuple[Any, ...], Form] = field(default_factory=dict)  # see moves.py; all rounds
     builder: Builder = field(init=False)
     scalars: Scalars = field(init=False)
     frame: Frame = field(init=False)
     operands: dict[str, Operand] = field(init=False)  # the region's arguments
-
-    def key(self, arg: RegionArg) -> tuple[Any, ...]:
-        """Where an argument comes from: see ``Static.key``."""
-        if arg.key:
-            return arg.key
-        root, *attributes = arg.name.split(".")
-        if not arg.captured:
-            return ("arg", root, *attributes)
-        found = Frame(self.source, ()).lookup(root, self.builder.span, [])
-        assert isinstance(found, Static)
-        key, value = found.key, found.value
-        for name in attributes:
-            key = (
-                ("global", id(vars(value)), name) if isinstance(value, ModuleType) else (*key, name)
-            )
-            value = getattr(value, name)
-        return key
 
     def reached(self, name: str, found: Static) -> Operand:
         """The argument that is the tensor, or varying number, ``found``. Raises ``TensorReached``
@@ -132,7 +119,7 @@ class Lowering:
         if not found.key:  # guards hold the object that it was found in
             found = Static(found.value, ("object", id(found.value)), lambda _: found.value)
         for arg in self.region.args:
-            if self.key(arg) == found.key:
+            if key_of(self, arg) == found.key:
                 return self.operands[arg.name]
         raise TensorReached(name, found)
 
@@ -157,8 +144,9 @@ class Lowering:
         if known is not None:  # one more object; where control flow joins, they are compared
             known = renewed(known, kind)
         if known is not None and known != kind:
-            kind = self.join(known, kind, key[-1], span)
-            self.widened |= kind != known
+            joined = self.join(known, kind, key[-1], span)
+            self.widened |= joined != known and joined is not kind  # which holds from here on
+            kind = joined
         self.kinds[key] = kind
         return kind
 
@@ -169,7 +157,9 @@ class Lowering:
             return join(a, b, whose, span)
         except KernelTypeError:
             for settle in TWO_KINDS:
-                settle(self, a, b, name)
+                if (kind := settle(self, a, b, name)) is not None:
+                    return kind
+            _check_values(a, b, whose, span)
             raise
 
     def assign(self, name: str, operand: Operand, span: Span) -> None:
@@ -234,7 +224,12 @@ class Lowering:
                 unknown = f"`{type(node).__name__}` cannot be compiled", _ALLOWED
                 message, help = refused.STATEMENTS.get(type(node), unknown)
                 raise KernelSyntaxError(message, self.span(node), help)
-            handler(self, node)
+            try:
+                handler(self, node)
+            except CompileError as error:
+                if not self.empty or self.frame.source.name in vars(lists):
+                    raise
+                self.failed = self.failed or error  # what follows may say what the lists hold
         self.where, self.statement, self.pending, self.begin = outer
 
     def bind(self, target: ast.expr, operand: Operand, span: Span) -> None:
@@ -327,12 +322,46 @@ class Lowering:
         return kind.operand
 
 
+def key_of(cx: Lowering, arg: RegionArg) -> tuple[Any, ...]:
+    """Where an argument comes from: see ``Static.key``."""
+    if arg.key:
+        return arg.key
+    root, *attributes = arg.name.split(".")
+    if not arg.captured:
+        return ("arg", root, *attributes)
+    found = Frame(cx.source, ()).lookup(root, cx.builder.span, [])
+    assert isinstance(found, Static)
+    key, value = found.key, found.value
+    for name in attributes:
+        key = ("global", id(vars(value)), name) if isinstance(value, ModuleType) else (*key, name)
+        value = getattr(value, name)
+    return key
+
+
 EXPRESSIONS: dict[type, Callable[[Lowering, Any], Operand]] = {}
 STATEMENTS: dict[type, Callable[[Lowering, Any], None]] = {}
 # What may be assigned to, names excepted: (cx, target, what is assigned, span).
 TARGETS: dict[type, Callable[[Lowering, Any, Operand, Span], None]] = {}
-# What may begin another round where a variable has two kinds: (cx, one, the other, its name).
-TWO_KINDS: list[Callable[[Lowering, Kind, Kind, str], None]] = []
+# What may begin another round where a variable has two kinds, or knows its kind from here on:
+# (cx, one, the other, its name).
+TWO_KINDS: list[Callable[[Lowering, Kind, Kind, str], Kind | None]] = []
+
+
+def _check_values(a: Kind, b: Kind, name: str, span: Span) -> None:
+    """Says what to write for None that becomes a number, and for strings of run time."""
+    held = [k.operand if isinstance(k, OpaqueKind) else k for k in (a, b)]
+    values = [x.value if isinstance(x, Static) else x for x in held]
+    if values.count(None) == 1 and name and not name.endswith("()"):
+        other = article(b if values[0] is None else a)
+        raise KernelTypeError(
+            f"`{name}` is None here and {other} elsewhere", span,
+            help="begin with a number that stands for none (-1, math.inf), and test for that",
+        )  # fmt: skip
+    if all(isinstance(value, str) for value in values):
+        raise KernelTypeError(
+            f"{f'`{name}`' if name else 'this'} may be one string or another", span,
+            help="strings are known when the kernel is compiled: use a number for each",
+        )  # fmt: skip
 
 
 def wrong_subscripts(tensor: Tensor, given: int, span: Span) -> NoReturn:

@@ -43,7 +43,6 @@ from weft.frontend.kinds import (
     describe,
     dtype_of,
     flatten,
-    join,
     kind_of,
     same_operand,
 )
@@ -538,7 +537,8 @@ def choose(
             x = side()
             if isinstance(x, Tensor) and x.rank == 0:
                 x = cx.read_number(x, span)
-            sides.append(x)
+            known = casts.static_items(x) if isinstance(x, Static) else None
+            sides.append(x if known is None else Tup(known))
     vectors = [x for x in sides if isinstance(x, Vec)]
     if len(vectors) == 1:  # `0 if c else v`: the number in each place
         like = vectors[0]
@@ -551,7 +551,7 @@ def choose(
         if row is not None:
             _end(op, b, values)
             return row
-    kind = join(kind_of(sides[0]), kind_of(sides[1]), "", span)
+    kind = cx.join(kind_of(sides[0]), kind_of(sides[1]), "", span)
     if isinstance(kind, OpaqueKind):
         _end(op, b, [[], []])
         return sides[0]

@@ -4,6 +4,7 @@ that each is computed with what the loop has assigned and stored by then."""
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 from weft.errors import KernelSyntaxError, Span
 from weft.frontend import comprehensions, loops
@@ -24,7 +25,7 @@ class _Lazy(ast.expr):
     value: ast.GeneratorExp
 
 
-def _builtin(cx: Lowering, node: ast.expr) -> object:
+def _builtin(cx: Lowering, node: ast.expr) -> Any:
     """The builtin function that ``node`` calls, if it is one that iterates."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         return None

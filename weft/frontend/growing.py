@@ -53,6 +53,8 @@ def grown(node: ast.AST) -> set[str]:
                 found.add(name)
             case ast.AugAssign(target=ast.Name(id=name), op=ast.Add()):
                 found.add(name)
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Slice(), ctx=ast.Store()):
+                found.add(name)
             case ast.Delete(targets=targets):
                 held = [t.value for t in targets if isinstance(t, ast.Subscript)]
                 found |= {v.id for v in held if isinstance(v, ast.Name)}
@@ -81,6 +83,8 @@ def of_items(
         _check_number(item, span)
         cx.widen_at(key, item, span)
     kind = cx.kinds.get(key) if key else ScalarKind(dtype)
+    if kind is None:
+        cx.empty.add(key)
     kind = kind or ScalarKind("int")  # until something is put into it
     assert isinstance(kind, ScalarKind)
     memref = elements.local_memory(cx, (max(room, len(items), 1),), kind.dtype)

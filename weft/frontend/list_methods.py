@@ -157,6 +157,19 @@ def part(cx: Lowering, x: Operand, node: ast.Slice, span: Span) -> Operand:
     return made
 
 
+def put(cx: Lowering, x: Operand, node: ast.Slice, new: Operand, span: Span) -> None:
+    """``x[start:stop] = new``."""
+    if node.step is not None or not growing.is_growing(x):
+        raise KernelTypeError(
+            "a store into a slice of a list" + " with a step" * (node.step is not None), span,
+            help="write a loop over its elements",
+        )  # fmt: skip
+    start, stop = (
+        Static(None) if p is None else cx.expression(p) for p in (node.lower, node.upper)
+    )
+    named.inlined(cx, lists.put, [x, start, stop, copied(cx, [new], span)], span)
+
+
 def contains(cx: Lowering, x: Operand, value: Operand, span: Span) -> Operand:
     """``value in x``."""
     return named.inlined(cx, lists.contains, [x, value], span)

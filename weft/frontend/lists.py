@@ -274,7 +274,8 @@ def ordered(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     span, items = cx.span(node), static_items(arguments[0])
     down = [cx.expression(k.value) for k in node.keywords if k.arg == "reverse"]
     key = next((cx.expression(k.value) for k in node.keywords if k.arg == "key"), None)
-    if list_methods.is_list(arguments[0]) or key is not None or (
+    of_tuples = items is not None and any(isinstance(x, Tup) and x.in_order for x in items)
+    if list_methods.is_list(arguments[0]) or key is not None or of_tuples or (
         items is None and sequences.items(cx, arguments[0], span) is not None
     ):  # fmt: skip
         return list_methods.ordered(cx, arguments[0], key, down[0] if down else None, span)

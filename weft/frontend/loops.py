@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import casts, draws, elements, expressions, growing, objects, records, sequences
-from weft.frontend.context import STATEMENTS, Again, Lowering
+from weft.frontend.context import STATEMENTS, TWO_KINDS, Again, Lowering
 from weft.frontend.desugar import RETURN_VALUE, unless
 from weft.frontend.hints import ITERATION
 from weft.frontend.kinds import (
@@ -435,6 +435,14 @@ def _unrolled(cx: Lowering, node: ast.For, items: list[Operand]) -> None:
                 cx.frame.env[name] = Unbound("the loop that assigns it may have been left before")
 
 
+def _of_this_turn(cx: Lowering, a: Kind, b: Kind, name: str) -> Kind | None:
+    """In each turn of a loop that is written out its target may be a tuple of another form."""
+    if not cx.frame.turns or cx.frame.moves is None:
+        return None
+    tuples = isinstance(a, TupKind) and isinstance(b, TupKind)
+    return b if tuples and name in only_targets(cx.frame.moves.body) else None
+
+
 def while_loop(cx: Lowering, node: ast.While) -> None:
     with _certain(cx, node):
         _while_loop(cx, node)
@@ -478,4 +486,5 @@ def _names(target: ast.expr) -> list[str]:
     return [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]
 
 
+TWO_KINDS.append(_of_this_turn)
 STATEMENTS.update({ast.For: loop, ast.While: while_loop, _Turn: _begin})

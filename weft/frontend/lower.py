@@ -37,7 +37,7 @@ from weft.frontend import (
 from weft.frontend.accumulations import ATOMIC
 from weft.frontend.advice import advise
 from weft.frontend.config import block_dim
-from weft.frontend.context import Again, Form, Lowering
+from weft.frontend.context import Again, Form, Lowering, key_of
 from weft.frontend.desugar import desugar_body, desugar_function, leaving
 from weft.frontend.hints import is_once, noting
 from weft.frontend.kinds import (
@@ -49,6 +49,7 @@ from weft.frontend.kinds import (
     Kind,
     OpaqueKind,
     Operand,
+    RegionChanged,
     Scalar,
     ScalarKind,
     Static,
@@ -111,12 +112,27 @@ def lower(
             if len(homes) > known:  # a list that is found to change places begins it anew
                 rounds, known = 0, len(homes)
             continue
+        except RegionChanged:
+            raise
+        except Exception as error:
+            lowered = _once_more(lowering, error)
+        if lowering.failed is not None:
+            lowered = _once_more(lowering, lowering.failed)
+        if lowered is None:
+            continue
         if not lowering.widened:
             _advise(lowering)
             print(*lowering.printed, sep="", end="")
             source.printed |= bool(lowering.printed)
             return lowered
     raise AssertionError("types did not settle")
+
+
+def _once_more(cx: Lowering, error: Exception) -> None:
+    """Raises what a round has found wrong, if it knew what all lists hold when it began, or has not
+    found out."""
+    if cx.failed is None or not cx.empty & cx.kinds.keys():
+        raise cx.failed or error
 
 
 def _run(cx: Lowering) -> Lowered:
@@ -146,7 +162,7 @@ def _run(cx: Lowering) -> Lowered:
             operand = Varying(operand.value, spec.kind, place, CAPTURED_BITS)
         cx.frame.arguments[name] = operand
         if isinstance(operand, Static):
-            operand.key = cx.key(cx.region.args[k])
+            operand.key = key_of(cx, cx.region.args[k])
             operand.read = lambda args, k=k: args[k]
     for name, form, names in cx.region.collections:
         given = iter([cx.frame.arguments[member] for member in names])

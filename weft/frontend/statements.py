@@ -243,6 +243,8 @@ def store(cx: Lowering, target: ast.Subscript, operand: Operand, span: Span) -> 
     if elements.is_whole(base) and slices.has_slice(target.slice):
         for part, item in _sliced(cx, base, target, operand, at):
             _store(cx, part, item, at, span)
+    elif isinstance(target.slice, ast.Slice) and list_methods.is_list(base):
+        list_methods.put(cx, base, target.slice, operand, span)
     elif isinstance(base, Tensor | Part | Row):
         _store(cx, _target(cx, base, target.slice, at), operand, at, span)
     elif isinstance(base, TupleList) and not isinstance(target.slice, ast.Slice):

@@ -43,6 +43,22 @@ def part(
         first += step
 
 
+def put(items: list[Any], start: int | None, stop: int | None, new: list[Any]) -> None:
+    """``items[start:stop] = new``."""
+    count = len(items)
+    first = 0
+    if start is not None:
+        first = min(start, count) if start >= 0 else max(start + count, 0)
+    end = count
+    if stop is not None:
+        end = min(stop, count) if stop >= 0 else max(stop + count, 0)
+    tail = items[max(first, end) :]
+    while len(items) > first:
+        items.pop()
+    extend(items, new)
+    extend(items, tail)
+
+
 def contains(items: Iterable[Any], value: Any) -> bool:
     return any(item == value for item in items)
 

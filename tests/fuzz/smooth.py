@@ -227,7 +227,8 @@ class _Smooth(Generator):
 
     def static_loop(self, indent: int, depth: int) -> None:
         """An unrolled loop, that may be left, and whose index is read behind it."""
-        if self.unrolled == 2:
+        if self.unrolled == 2:  # a body has to have a statement
+            self.written(indent)
             return
         self.fresh += 1
         name = f"k{self.fresh}"
@@ -248,6 +249,7 @@ class _Smooth(Generator):
             self.inside(indent, min(depth + 1, 3) if row[0] == "o" else depth, self.given, name)
             return
         if self.unrolled == 2:
+            self.written(indent)
             return
         self.emit(indent, f"for {name} in ({self.float_expression(2)}, f0, {self.element()}):")
         self.inside(indent, depth, self.given, name, unrolled=1)

@@ -476,3 +476,44 @@ def test_a_gradient_reads_unsigned_integers(dtype: torch.dtype) -> None:
     for _ in range(3):  # the first one is planned, the others are as it was
         (found,) = torch.autograd.grad(weighted(x, weights).sum(), x)
         assert found.tolist() == [1.0, 0.0, 255.0]
+
+
+@weft.kernel
+def three_results(x):
+    square, root = torch.empty_like(x), torch.empty_like(x)
+    count = torch.zeros(1, dtype=torch.int64)
+    for i in range(x.shape[0]):
+        square[i] = x[i] * x[i]
+        root[i] = torch.sqrt(x[i])
+        count[0] += 1
+    return square, root, count
+
+
+def test_gradients_of_some_of_the_results_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In turn with those of all: each has a plan of its own."""
+    x = torch.tensor([0.0, 4.0], requires_grad=True)
+    slopes = {(0,): [0.0, 8.0], (1,): [math.inf, 0.25], (0, 1): [math.inf, 8.25]}
+
+    def compare() -> None:
+        for asked, slope in slopes.items():
+            made = three_results(x)
+            given = [torch.ones(2) for _ in asked]
+            (found,) = torch.autograd.grad([made[k] for k in asked], x, given)
+            assert found.tolist() == slope, asked
+
+    for _ in range(3):
+        compare()
+    usual: list[int] = []
+    gradients = autograd.Launch.gradients
+    monkeypatch.setattr(autograd.Launch, "gradients",
+                        staticmethod(lambda *a: usual.append(1) or gradients(*a)))  # fmt: skip
+    compare()
+    assert not usual
+
+
+def test_a_gradient_of_some_results_has_a_derivative() -> None:
+    x = torch.tensor([1.0, 4.0], requires_grad=True)
+    for _ in range(3):
+        (slope,) = torch.autograd.grad(three_results(x)[0].sum(), x, create_graph=True)
+        (curvature,) = torch.autograd.grad(slope.sum(), x)
+        assert curvature.tolist() == [2.0, 2.0]

@@ -149,7 +149,8 @@ def _compare(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor], wh
         if not bool((e.double().abs() < 1e8).all()):
             continue  # a map that amplifies every rounding
         slack = EXACT * (1 + e.double().abs().amax()) if e.numel() else 0.0
-        assert ((e - f).abs() <= slack).all(), f"{what}\nexpected {e}\nfound {f}"
+        off = (e.double() - f.double()).abs()  # a result may be a bool
+        assert (off <= slack).all(), f"{what}\nexpected {e}\nfound {f}"
 
 
 def _like(random: Random, t: torch.Tensor) -> torch.Tensor:

@@ -178,10 +178,11 @@ class Launch(torch.autograd.Function):
             env |= {loop.names[k]: torch.empty(ctx.shapes[n], dtype=ctx.dtypes[n],
                                                device=ctx.device)
                     for k, n in places.items() if env[loop.names[k]] is None}  # fmt: skip
-        spare: set[str] = set()
+        spare, filled = set[str](), False
         for position, (k, grad) in enumerate(zip(loop.written, given, strict=True)):
             name, n = prefix + loop.names[k], places[k]
             if grad is None and k in of.written and ctx.dtypes[n].is_floating_point:
+                filled = True
                 grad = torch.zeros(ctx.shapes[n], dtype=ctx.dtypes[n], device=ctx.device)
             if grad is None or not grad.is_floating_point():
                 continue
@@ -228,7 +229,7 @@ class Launch(torch.autograd.Function):
         for k in call.wanted:
             n = places[k]
             found[n] = env[prefix + loop.names[k]].to(ctx.dtypes[n])
-        if plain and call.learn is not None and all(g is not None for g in given):
+        if plain and call.learn is not None and not filled:
             call.learn(made, sizes, env)
         overwriting.release(call.held)
         return (None, *found)

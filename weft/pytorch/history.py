@@ -10,6 +10,7 @@ goes the usual way as well.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import sys
@@ -80,6 +81,7 @@ class _History:
         args: Sequence[Any],
     ) -> None:  # fmt: skip
         self.loop, self.made, self.wanted, self.specs = loop, made, wanted, specs
+        self.all: _History | None = None  # of which this is a part
         self.saved = [k for k in loop.memrefs if loop.names[k] in made.reads]
         self.places: list[int] = []  # of the function's arguments among those of a launch
         for k, spec in enumerate(specs):
@@ -135,6 +137,7 @@ def forward(ctx, {given}rest):
         """Nothing is known of backwards: at first, and when there are other records of tuning."""
         known = self.known = {}
         self.refusing = {}
+        self.parts: dict[frozenset[int], _History | None] = {}  # by the results that have none
 
         def by_numbers(ctx: Any, *grads: Any) -> tuple[Any, ...]:
             backward = known.get(tuple(ctx.numbers[n] for n in self.whole))
@@ -142,21 +145,53 @@ def forward(ctx, {given}rest):
 
         self._install(by_numbers)
 
-    def _install(self, backward: Callable[..., Any]) -> None:
+    def _install(self, every: Callable[..., Any]) -> None:
+        """``every``: the backward of calls that have a gradient of each result of floats."""
+        written = self.loop.written
+        floats = {n: k for n, k in enumerate(written) if _dtype(self.loop, k).is_floating_point}
+
+        def routed(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+            unseen = [k for n, k in floats.items() if grads[n] is None]
+            part = self._part(frozenset(unseen)) if unseen else None
+            if part is None:
+                return self.slow(ctx, grads, None) if unseen else every(ctx, *grads)
+            grads = tuple(grads[written.index(k)] for k in part.loop.written)
+            known = part.known.get(tuple(ctx.numbers[n] for n in self.whole))
+            return part.slow(ctx, grads, None) if known is None else known(ctx, *grads)
+
+        backward = routed if len(written) > 1 else every
         self.function.backward = staticmethod(untraced(backward))
         self.function._backward_cls.apply = backward  # torch's own looks for it each time
 
+    def _part(self, unseen: frozenset[int]) -> _History | None:
+        """The same where there is no gradient of these results; None where it is not known."""
+        with self.lock:
+            if unseen not in self.parts:
+                loop, wanted = self.loop.without(unseen), frozenset(self.wanted)
+                part = copy.copy(self)
+                part.loop, part.known, part.refusing, part.all = loop, {}, {}, self
+                part.made = loop.reversed(wanted, frozenset(loop.written) - wanted)
+                self.parts[unseen] = part if loop is not self.loop else None
+            return self.parts[unseen]
+
     def slow(
-        self, ctx: Any, grads: Sequence[Any], saved: tuple[Any, ...] | None
-    ) -> tuple[Any, ...]:
-        """The backward as any launch has it. ``saved``: the tensors, if they are unpacked."""
+        self, ctx: Any, grads: Sequence[Any], saved: tuple[Any, ...] | None,
+        learner: _History | None = None,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """The backward as any launch has it. ``saved``: the tensors, if they are unpacked;
+        ``learner``: what it is the backward of, if not of this."""
         loop = self.loop
+        if self.all is not None:
+            given = dict(zip(loop.written, grads, strict=True))
+            every = [given.get(k) for k in self.all.loop.written]
+            return self.all.slow(ctx, every, saved, self)
         numbers = iter(passed([self.specs[k] for k in self.numbers], ctx.numbers))
         values = [None if k in loop.memrefs else next(numbers)
                   for k in range(len(loop.function.args))]  # fmt: skip
         names = [loop.names[k] for k in self.saved]
         call = Call(loop, values, self.made, frozenset(self.wanted), loop.run, names)
-        call.learn = functools.partial(self._learn, ctx.numbers, any(map(_is_one, grads)))
+        learn = (learner or self)._learn
+        call.learn = functools.partial(learn, ctx.numbers, any(map(_is_one, grads)))
         _, *found = Launch.backward(_Context(ctx, call, saved), *grads)
         return (*(found[loop.memrefs.index(k)] for k in self.wanted), None)
 
@@ -180,7 +215,7 @@ def forward(ctx, {given}rest):
                 self.known.clear()
                 self.refusing.clear()
             self.known[key], self.refusing[key] = backward, (most, most)
-            if not self.whole:
+            if not self.whole and self.all is None:
                 self._install(backward)
 
 
@@ -229,8 +264,6 @@ def _backward(
             own = f"ctx.numbers[{number}]{several}"
             names[name] = repr(env[name]) if number in of.whole else own
     given = _tuple([f"g{n}" for n in range(len(loop.written))])
-    body += [f"if g{n} is None: return slow(ctx, {given}, saved)"
-             for n in range(len(loop.written)) if len(loop.written) > 1]  # fmt: skip
     for n, k in enumerate(loop.written):
         if (name := prefix + loop.names[k]) in env:
             scope[f"wide{n}"], names[name] = env[name].dtype, f"h{n}"

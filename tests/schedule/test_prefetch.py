@@ -51,10 +51,10 @@ def outer(function: Function) -> Op:
     return next(op for op in function.body.ops if op.name == "scf.parallel")
 
 
-def pipelined(text: str, steps: int, turns: int = 0) -> Function:
+def pipelined(text: str, steps: int) -> Function:
     function = parse_function(text)
     function.attrs["noalias"] = True
-    made, parallel = serial_steps(function, outer(function), (), [Prefetch("t", steps, turns)])
+    made, parallel = serial_steps(function, outer(function), (), [Prefetch("t", steps)])
     verify(made)
     assert parallel is outer(made)
     return made
@@ -72,27 +72,15 @@ def test_the_loop_carries_what_the_next_turns_load() -> None:
     assert "(f32, f32, f32, f32, f32, f32, f32, f32, f32)" in print_function(function)
 
 
-def test_what_is_loaded_ahead_moves_on_where_fewer_turns_are_written_out() -> None:
-    function = pipelined(DECAY, 4, 1)
-    (main,) = (op for op in outer(function).body.ops if op.name == "scf.for")  # no turns are left
-    assert len(main.results) == 1 + 4 * 2
-    assert sum(op.name == "memref.store" for op in main.body.ops) == 1
-    assert sum(op.name == "memref.load" for op in walk(main.body)) == 2
-    assert main.body.terminator.operands[1:7] == main.body.args[4:]
-
-
-@pytest.mark.parametrize(
-    ("steps", "turns"),
-    [*((n, 0) for n in (1, 2, 3, 4, 8)), (2, 1), (3, 1), (8, 1), (8, 2), (8, 4), (9, 3)],
-)
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 5, 8, 9, 17, 127])
-def test_bits_are_kept(n: int, steps: int, turns: int) -> None:
+def test_bits_are_kept(n: int, steps: int) -> None:
     rng = np.random.default_rng(n)
     width = max(n, 1)
     x, out = rng.standard_normal((2, 3, width), dtype=np.float32)
     expected, found = out.copy(), out.copy()
     interp.run(parse_function(DECAY), [x, expected, n])
-    interp.run(pipelined(DECAY, steps, turns), [x, found, n])
+    interp.run(pipelined(DECAY, steps), [x, found, n])
     np.testing.assert_array_equal(found, expected)
 
 
@@ -167,7 +155,6 @@ def test_many_threads_do_something_else_while_one_waits() -> None:
 
 REFUSED = {
     "prefetch(t, 0)": "what is loaded ahead is 1 to 64 turns",
-    "prefetch(t, 4, turns=3)": "4 is no multiple of the 3 turns written out",
     "prefetch(u, 4)": "there is no loop `u`",
     "prefetch(t, 4); prefetch(t, 8)": "`prefetch(t, 4)` says that already",
     "prefetch(t, 4); unroll_jam(b, 2)": "it does not go with `unroll_jam(b, 2)`",

@@ -214,13 +214,11 @@ def decayed(x: torch.Tensor, out: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("turns", [0, 1, 5, 8, 9, 30])
-def test_long_turns_are_written_out_once_with_their_loads_ahead(
-    turns: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_few_long_turns_are_loaded_ahead(turns: int, caplog: pytest.LogCaptureFixture) -> None:
     x, out, expected = torch.randn(2, turns, 5), *torch.full((2, 2, turns, 5), 7.0)
     decayed.on("webgpu")(x, out)
     decayed(x, expected)
-    assert "prefetch(t, 8, turns=2)" in schedules(caplog)[0] or not turns
+    assert "prefetch(t, 4)" in schedules(caplog)[0] or not turns
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -233,4 +231,4 @@ def test_little_is_written_out() -> None:
         "decayed": str(weft.compile_for("wgsl", decayed, *tensors)).count("\n"),
     }
     assert lines["conv"] < 700, "forms with indices of 32 and of 64 bits"
-    assert lines["decayed"] < 400
+    assert lines["decayed"] < 500

@@ -133,12 +133,10 @@ class Unroll:
 @frozen
 class Prefetch:
     """A thread loads what the next ``steps`` turns of the serial ``loop`` load before it carries
-    out these ``steps``. ``turns``: so many of them are written out (0: all), which the steps are a
-    multiple of."""
+    out these ``steps``."""
 
     loop: str
     steps: int
-    turns: int = 0
 
 
 @frozen
@@ -288,8 +286,8 @@ def brief(schedule: Schedule) -> str:
                 words.append(f"split{columns}x{threads}")
             case Scan(threads=threads, width=width, parts=parts):
                 words.append(f"{'' if parts == 1 else 'split-'}scan{threads}x{width}")
-            case Prefetch(steps=steps, turns=turns):
-                words.append(f"ahead{steps}" + f"by{turns}" * (turns > 0))
+            case Prefetch(steps=steps):
+                words.append(f"ahead{steps}")
             case Stage(steps=steps, threads=threads):
                 words.append(f"stage{steps}x{threads}")
             case CopyAhead(steps=steps):

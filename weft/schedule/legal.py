@@ -261,8 +261,6 @@ def _prefetch(nest: LoopNest, step: Prefetch, schedule: Schedule) -> Refusal | N
     loop = nest.serial[step.loop]
     if not 1 <= step.steps <= _COPIES:
         return Refusal(f"what is loaded ahead is 1 to {_COPIES} turns")
-    if step.turns and (step.turns < 0 or step.steps % step.turns):
-        return Refusal(f"{step.steps} is no multiple of the {step.turns} turns written out")
     if not is_constant(For(loop).step, 1):
         return Refusal(f"turns of `{step.loop}` do not go by 1", loop.span)
     if not ahead(nest.function, loop):

@@ -3,14 +3,13 @@
 A turn waits for what it loads, and turns of a serial loop wait for each other: with few iterations
 there is nothing else to do meanwhile. Here ``steps`` turns become one, which begins with the loads
 of the ``steps`` behind it and carries them over (software pipelining, as a rotated copy: unrolling
-alone lets an assembler sink the loads again). What is left of the turns follows one by one. Where
-fewer turns become one, what was loaded for later ones moves from register to register: less text,
-and as many loads ahead. The order of all that is computed is what it was, and so is every bit.
+alone lets an assembler sink the loads again). What is left of the turns follows one by
+one. The order of all that is computed is what it was, and so is every bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, slice_of, walk
@@ -33,7 +32,7 @@ def serial_steps(
     ``steps``, and its loop that was ``parallel``. All of it is legal."""
     serial = loops_of(parallel)
     place = function.body.ops.index(parallel)
-    ahead_of = {serial[step.loop]: step for step in steps}
+    ahead_of = {serial[step.loop]: step.steps for step in steps}
     work = Serial(function, {serial[name] for name in unrolled}, ahead_of)
     made = work.function(function)
     return made, made.body.ops[place]
@@ -83,7 +82,7 @@ def _same_turn(load: Op, other: Op, loop: Op, along: Variation) -> bool:
 
 class Serial(Rewriter):
     def __init__(
-        self, function: Function, unrolled: Collection[Op], ahead_of: Mapping[Op, Prefetch]
+        self, function: Function, unrolled: Collection[Op], ahead_of: Mapping[Op, int]
     ) -> None:
         super().__init__(None, self.entered)
         self.old, self.unrolled, self.ahead_of = function, unrolled, ahead_of
@@ -96,40 +95,37 @@ class Serial(Rewriter):
     def nothing(self, types: Sequence[ScalarType]) -> list[Value]:
         return [self.constant(0.0 if t.is_float else 0, t) for t in types]
 
-    def _pipelined(self, op: Op, step: Prefetch) -> list[Value]:
+    def _pipelined(self, op: Op, steps: int) -> list[Value]:
         loop, loads = For(op), ahead(self.old, op)
-        steps, turns = step.steps, step.turns or step.steps
-        lower, upper, by = map(self.lookup, loop.bounds)
-        count = self.trip_count(lower, upper, by)
-        many = self.number(turns, lower)
-        whole = self.muli(self.op("arith.floordivsi", count, many), many)
+        lower, upper, step = map(self.lookup, loop.bounds)
+        turns = self.trip_count(lower, upper, step)
+        many = self.number(steps, lower)
+        whole = self.muli(self.op("arith.floordivsi", turns, many), many)
         end = self.addi(lower, whole)
-        types = [load.result.scalar for _ in range(turns) for load in loads]
+        some = self.op("arith.cmpi", lower, end, predicate="slt")
+        types = [load.result.scalar for _ in range(steps) for load in loads]
 
-        def at(first: Value, otherwise: Callable[[], list[Value]]) -> list[Value]:
-            """What the turns from ``first`` on load, if they are there."""
-            there = self.op("arith.cmpi", first, end, predicate="slt")
-            return self.either(
-                there, lambda: self._loaded(op, loads, first, turns), otherwise, types
-            )
-
-        firsts = (self._position(lower, k) for k in range(0, steps, turns))
-        begin = [v for first in firsts for v in at(first, lambda: self.nothing(types))]
-        main = self.for_(lower, end, many, [*map(self.lookup, loop.inits), *begin], unroll=1)
+        first = self.either(
+            some, lambda: self._loaded(op, loads, lower, steps), lambda: self.nothing(types), types
+        )
+        main = self.for_(lower, end, many, [*map(self.lookup, loop.inits), *first], unroll=1)
         position, *values = main.body.args
         position.name = loop.index.name
         carried, buffer = values[: len(loop.inits)], values[len(loop.inits) :]
         with self.at(main.body):
-            far = many if turns == steps else self.number(steps, lower)
-            later = at(self.addi(position, far), lambda: buffer[: len(types)])
-            for k in range(turns):
+            next_ = self.addi(position, many)
+            more = self.op("arith.cmpi", next_, end, predicate="slt")
+            later = self.either(
+                more, lambda: self._loaded(op, loads, next_, steps), lambda: buffer, types
+            )
+            for k in range(steps):
                 given = buffer[k * len(loads) : (k + 1) * len(loads)]
                 carried = self._turn(op, self._position(position, k), carried, loads, given)
-            self.do("scf.yield", *carried, *buffer[len(types) :], *later)
+            self.do("scf.yield", *carried, *later)
         left = main.results[: len(loop.inits)]
-        if turns == 1:  # all turns are whole
+        if steps == 1:  # all turns are whole
             return list(left)
-        rest = self.for_(end, upper, by, left, unroll=1, rare=True)
+        rest = self.for_(end, upper, step, left, unroll=1, rare=True)
         self.region(op.body, rest.body)
         return list(rest.results)
 

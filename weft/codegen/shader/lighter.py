@@ -1,9 +1,10 @@
 """Schedules with less that is written out: a driver compiles a shader's text when it is first
 called, and takes a tenth of a millisecond for a line.
 
-NVIDIA's, beside the time of all later calls, on an H100: a function such as ``exp`` is some forty
-lines, at each call of it. Where a step of a schedule writes out more than ``_MOST`` operations, it
-has fewer copies of what it copies, one half after the other.
+A function such as ``exp`` is some forty lines, at each call of it. Where a step of a schedule
+writes out more than ``_MOST`` operations, it has half as many copies of what it copies, or fewer.
+On an H100 causal conv is compiled in 35 ms for 62 and takes .155 ms (CUDA: .157), softmax in 33 for
+62 and takes .020 for .018.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _MOST = 320  # operations that a step writes out
 _FUNCTION = 40  # operations of a function such as ``exp``
 _AHEAD = 8  # turns that are loaded before their turn, at most
 _TALL = 16  # iterations that a thread of a staged tile computes
-_LEAST = 4  # copies that make a vector
+_LEAST = 4  # copies that make a vector, and turns whose loads are ahead
 _TURNS, _STAGED = 8, 128  # of a staged tile that are written out, and in shared memory
 
 
@@ -55,12 +56,13 @@ def _weight(loop: Op) -> int:
 
 
 def _ahead(step: Prefetch, weights: dict[str, int]) -> Prefetch:
-    """As many loads ahead; what fewer turns have loaded moves on from register to register."""
+    """Fewer loads ahead, but ``_LEAST``: wkv takes .141 ms with 8, .232 with 4, .36 with 2 (CUDA:
+    .13), and NVIDIA's driver 70, 50 and 35 ms for its text. (Less text and as many loads ahead, by
+    loaded numbers that move from register to register: .49 ms, as a move waits for its load.)"""
     steps = min(step.steps, _AHEAD)
-    turns = steps
-    while turns > 1 and turns * weights[step.loop] > _MOST:
-        turns //= 2
-    return replace(step, steps=steps, turns=turns if turns < steps else 0)
+    while steps > _LEAST and steps * weights[step.loop] > _MOST:
+        steps //= 2
+    return replace(step, steps=steps)
 
 
 def _narrower(guard: Any, weight: int) -> Any:

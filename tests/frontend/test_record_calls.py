@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -98,6 +99,85 @@ def test_methods_and_items_of_dicts() -> None:
     test_as_in_python(flat_dicts)
 
 
+class Mode(enum.Enum):
+    A = 1
+    B = 2
+
+
+THREE = 3
+
+
+def keyed_by_numbers(x, out):
+    for i in range(out.shape[0]):
+        d = {0: x[i], 1: 2.0 * x[i], -2: 1.0}
+        d[1] += 3.0
+        for k in d:
+            out[i] += k * d[k]
+            d[k] = d[k] * 0.5
+        if -2 in d and 5 not in d:
+            out[i] += d.get(7, 0.5) + d.get(-2, 100.0) + len(d)
+        e = {True: 1.0, 2.5: x[i], THREE: 0.25, "a": -1.0}
+        out[i] += e[1] + 10 * e[2.5] + 100 * e[THREE] + e["a"]
+
+
+def keyed_by_tuples(x, out):
+    for i in range(out.shape[0]):
+        w = {(0, 0): 1.0, (0, 1): -2.0, (1, 0): x[i], (1, 1): 0.25}
+        for (a, b), v in w.items():
+            out[i] += (a + 2 * b + 1) * v
+        for r in range(2):
+            w[1, 0], w[0, 0] = w[0, 0] + r, w[(1, 0)] * 0.5
+        out[i] += w[1, 0] + 3 * w[0, 0]
+
+
+def keyed_by_enums(x, out):
+    for i in range(out.shape[0]):
+        t = {Mode.A: x[i], Mode.B: -x[i]}
+        if x[i] > 0:
+            t[Mode.A] = 7.0
+        out[i] = t[Mode.A] + 3 * t[Mode.B]
+
+
+@pytest.mark.parametrize(
+    "plain", [keyed_by_numbers, keyed_by_tuples, keyed_by_enums], ids=lambda f: f.__name__
+)
+def test_keys_of_dicts_are_constants_of_any_kind(plain: Callable[..., None]) -> None:
+    test_as_in_python(plain)
+    x = torch.tensor([0.5, -0.25, 1.5, -2.0, 0.75], dtype=torch.float64, requires_grad=True)
+
+    def made(x):
+        out = torch.zeros(5, dtype=torch.float64)
+        weft.kernel(plain)(x, out)
+        return out
+
+    assert torch.autograd.gradcheck(made, x)
+
+
+def runtime_key(x):
+    for i in range(1):
+        d = {0: 1.0, 1: 2.0}
+        x[i] = d[i]
+
+
+def runtime_store(x):
+    for i in range(1):
+        d = {0: 1.0, 1: 2.0}
+        d[i] = 5.0
+        x[i] = d[0]
+
+
+def made_of_runtime(x):
+    for i in range(1):
+        d = {i: 1.0}
+        x[i] = d[0]
+
+
+def comprehension(x):
+    for i in range(1):
+        d = {k: k + 1.0 for k in range(2)}
+        x[i] = d[0]
+
+
 def new_key(x):
     for i in range(1):
         d = {"a": 1.0}
@@ -122,6 +202,10 @@ def get_of_three(x):
 
 
 REFUSED = {
+    runtime_key: "a dict of a device loop is subscripted by a run-time value",
+    runtime_store: "a dict of a device loop is subscripted by a run-time value",
+    made_of_runtime: "a dict of a device loop has constants as keys, each once",
+    comprehension: "a dict comprehension cannot be compiled",
     new_key: "an item of a dict of 'a' is assigned by another key",
     no_member: "`z` is none of the members x, y",
     own_copy: "`copy.copy` of `Copied`, which makes its objects in a way of its own",
@@ -131,6 +215,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("plain", REFUSED, ids=lambda f: f.__name__)
 def test_what_cannot_be_is_refused(plain: Callable[..., None]) -> None:
-    with pytest.raises(weft.KernelTypeError, match="help: ") as caught:
+    with pytest.raises(weft.CompileError, match="help: ") as caught:
         weft.kernel(plain)(torch.zeros(1))
     assert REFUSED[plain] in str(caught.value)

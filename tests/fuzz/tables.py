@@ -4,6 +4,7 @@ results against the Python."""
 
 from __future__ import annotations
 
+import re
 from random import Random
 
 import torch
@@ -36,6 +37,9 @@ def turned(d):
 
 """
 )
+
+
+KEYS = (("'u'", "'v'"), ("0", "1"), ("(0, 1)", "(1, 0)"), ("True", "-3"), ("2.5", "'v'"))
 
 
 class Draw:
@@ -146,7 +150,15 @@ class Draw:
             "out[i, 15] = c[0][1][0] + c[1][0][1] + c[1][1][1]",
         ]  # fmt: skip
         lines = "\n".join(f"        {line}" for line in [*head, *body, *tail])
-        return f"{TYPES}def kernel(x, m, out):\n    for i in range(x.shape[0]):\n{lines}\n"
+        text = f"{TYPES}def kernel(x, m, out):\n    for i in range(x.shape[0]):\n{lines}\n"
+        u, v = self.random.choice(KEYS)  # of the dict
+        for own, key in (("u", u), ("v", v)):
+            text = re.sub(
+                f"\\[[\"']{own}[\"']\\]|(?<=[{{ ])'{own}'(?=:)",
+                lambda found, key=key: f"[{key}]" if found[0][0] == "[" else key,
+                text,
+            )
+        return text
 
 
 def check(random: Random) -> None:

@@ -114,6 +114,8 @@ def _comparison(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span
 
 def _membership(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span: Span) -> Operand:
     """``left in right``, ``left not in right``."""
+    if isinstance(right, Tup) and right.struct is dict and (key := named.key_of(left)) is not None:
+        return Static((key.value in right.names) is isinstance(op, ast.In))
     held = named.call_special(cx, right, "__contains__", [left], span)
     items = casts.static_items(right)
     if held is None and items is None and sequences.items(cx, right, span) is not None:

@@ -267,7 +267,7 @@ def _scalar_of(x: Operand) -> str:
             "name an element, v[0] or v.x, or what makes one number of it, as v.sum() or v.norm()"
         )
     if isinstance(x, Tup) and not x.in_order:
-        return f"name a member of it: it has {', '.join(x.names)}"
+        return f"name a member of it: it has {', '.join(map(str, x.names))}"
     if isinstance(x, Tup):
         return "name an item, t[0]; an array of the iteration is weft.zeros(n, weft.f32)"
     if isinstance(x, Complex) or (isinstance(x, Static) and isinstance(x.value, complex)):

@@ -304,8 +304,8 @@ def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
             found = named.call_special(cx, base, "__getitem__", [position], span)
             if found is not None:
                 return found
-            if isinstance(position, Static) and position.value in base.names:
-                return base.items[base.names.index(position.value)]
+            if base.struct is dict:
+                return named.item(base, position, span)
             if isinstance(position, Static) and isinstance(position.value, int) and base.in_order:
                 if not -len(items) <= position.value < len(items):
                     raise KernelIndexError(

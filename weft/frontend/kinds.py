@@ -263,12 +263,12 @@ class Complex:
 
 @mutable
 class Tup:
-    """A Python tuple of anything. ``names``: of a struct's or a named tuple's items; ``struct``:
-    the type of it, whose methods it has. ``objects``: which objects of a dataclass it may be, by
-    where they are made."""
+    """A Python tuple of anything. ``names``: of a struct's or a named tuple's items, the
+    keys of a dict; ``struct``: the type of it, whose methods it has. ``objects``: which objects of
+    a dataclass it may be, by where they are made."""
 
     items: list[Any]
-    names: tuple[str, ...] = ()
+    names: tuple[Any, ...] = ()
     struct: Any = None
     objects: frozenset[Any] = frozenset()
 
@@ -280,8 +280,12 @@ class Tup:
     def iterated(self) -> list[Any] | None:
         """What a loop over it goes over, the keys of a dict; None where Python has nothing."""
         if self.struct is dict:
-            return [Static(name) for name in self.names]
+            return list(map(_key, self.names))
         return list(self.items) if self.in_order else None
+
+
+def _key(value: Any) -> Any:
+    return Tup(list(map(_key, value))) if type(value) is tuple else Static(value)
 
 
 @frozen
@@ -374,7 +378,7 @@ class VecKind:
 @frozen
 class TupKind:
     items: tuple[Any, ...]
-    names: tuple[str, ...] = ()
+    names: tuple[Any, ...] = ()
     struct: Any = None
     objects: frozenset[Any] = frozenset()
 
@@ -554,7 +558,7 @@ def article(kind: Kind) -> str:
     if isinstance(kind, TupKind):
         if kind.names:
             what = getattr(kind.struct, "__name__", "struct")
-            return f"a struct, {what}({', '.join(kind.names)})"
+            return f"a struct, {what}({', '.join(map(str, kind.names))})"
         return f"a tuple of {len(kind.items)}"
     return str(kind)
 

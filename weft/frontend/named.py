@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import enum
 import inspect
 import types
 from collections.abc import Callable
@@ -40,6 +41,45 @@ class _Given(ast.expr):
 
 
 EXPRESSIONS[_Given] = lambda cx, node: node.operand
+
+
+_KEYS = (str, int, float, bool, enum.Enum)  # what a key of a dict is, or a tuple of
+
+
+def key_of(x: Operand) -> Static | None:
+    """A key of a dict that ``x`` is, as Python has it; None where it is none that is known."""
+    if isinstance(x, Tup):
+        items = [key_of(item) for item in x.items]
+        plain = x.struct is None and not x.names and None not in items
+        return Static(tuple(item.value for item in items if item)) if plain else None
+    if not isinstance(x, Static):
+        return None
+    value = x.value
+    if isinstance(value, tuple):
+        return x if all(key_of(Static(item)) for item in value) else None
+    return x if isinstance(value, _KEYS) and value == value else None
+
+
+def item(x: Tup, key: Operand, span: Span) -> Operand:
+    """``x[key]`` of a dict. Raises ``KernelTypeError``."""
+    known = known_key(key, span)
+    if known not in x.names:
+        raise KernelTypeError(
+            f"a dict has no item {known!r}", span, help=f"it has {', '.join(map(repr, x.names))}"
+        )
+    return x.items[x.names.index(known)]
+
+
+def known_key(x: Operand, span: Span) -> Any:
+    """The value of ``key_of``. Raises ``KernelTypeError``."""
+    found = key_of(x)
+    if found is None:
+        raise KernelTypeError(
+            "a dict of a device loop is subscripted by a run-time value", span,
+            help="a loop over the dict has its keys as constants (by a name that nothing else "
+            "assigns), as weft.static(range(3)) has; what is chosen at run time is a list's",
+        )  # fmt: skip
+    return found.value
 
 
 OF_DICTS = ("items", "values", "keys", "get", "copy")  # methods

@@ -233,7 +233,7 @@ def check_around(cx: Lowering, function: LocalFunction, inner: Frame, span: Span
 def named_anew(x: Tup) -> str:
     """How another object like ``x`` is written."""
     if x.struct is dict:
-        return "{" + ", ".join(f'"{name}": a["{name}"]' for name in x.names) + "}"
+        return "{" + ", ".join(f"{name!r}: a[{name!r}]" for name in x.names) + "}"
     return f"{x.struct.__name__}({', '.join(f'a.{name}' for name in x.names)})"
 
 

@@ -51,7 +51,8 @@ def _changed(x: Tup, members: dict[str, Operand], span: Span, made: frozenset[An
     """Another object like ``x``, with these members."""
     wrong = [name for name in members if name not in x.names]
     if wrong:
-        raise KernelTypeError(f"`{wrong[0]}` is none of the members {', '.join(x.names)}", span,
+        members_are = ", ".join(map(str, x.names))
+        raise KernelTypeError(f"`{wrong[0]}` is none of the members {members_are}", span,
                               help="check the spelling")  # fmt: skip
     items = [members.get(name, item) for name, item in zip(x.names, x.items, strict=True)]
     return replace(x, items=items, objects=made)
@@ -59,11 +60,10 @@ def _changed(x: Tup, members: dict[str, Operand], span: Span, made: frozenset[An
 
 def _of_dict(x: Tup, name: str, given: list[Operand], span: Span, site: frozenset[Any]) -> Operand:
     """A call of a method of a dict."""
-    keys = [Static(key) for key in x.names]
-    if name == "get" and 0 < len(given) < 3 and isinstance(given[0], Static):
-        key = constant_value(given[0])
+    keys = x.iterated() or []
+    if name == "get" and 0 < len(given) < 3 and (key := named.key_of(given[0])) is not None:
         missing = given[1] if len(given) > 1 else Static(None)
-        return x.items[x.names.index(key)] if key in x.names else missing
+        return x.items[x.names.index(key.value)] if key.value in x.names else missing
     if name == "get" or given:
         raise KernelTypeError(
             f"`.{name}` of a dict in a device loop takes other arguments", span,

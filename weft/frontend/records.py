@@ -116,13 +116,16 @@ def make(
 def dictionary(cx: Lowering, node: ast.Dict) -> Tup:
     """``{"a": x, "b": y}``: a value with items by constant keys."""
     items: list[Operand] = []
-    names: list[str] = []
+    names: list[Any] = []
     span = cx.span(node)
     for key, value in zip(node.keys, node.values, strict=True):
-        name = cx.expression(key) if key is not None else None
-        if not isinstance(name, Static) or not isinstance(name.value, str) or name.value in names:
-            raise KernelTypeError("a dict of a device loop has strings as keys, each once",
-                                  cx.span(node), help="use a tensor, or a struct")  # fmt: skip
+        name = named.key_of(cx.expression(key)) if key is not None else None
+        if name is None or name.value in names:
+            raise KernelTypeError(
+                "a dict of a device loop has constants as keys, each once", cx.span(node),
+                help="strings, numbers, members of enums, or tuples of these; else use a tensor, "
+                "or a struct",
+            )  # fmt: skip
         names.append(name.value)
         items.append(cx.expression(value))
     return Tup(items, tuple(names), dict, objects.site(cx, span))
@@ -336,7 +339,7 @@ def store(cx: Lowering, target: ast.Attribute | ast.Subscript, x: Operand, span:
         _put(cx, target.value, replace(record, items=items), span)
         return True
     if record is not None and record.struct is dict and isinstance(target, ast.Subscript):
-        key = constant_value(cx.expression(target.slice))
+        key = named.known_key(cx.expression(target.slice), span)
         if key not in record.names:
             raise KernelTypeError(
                 f"an item of a dict of {', '.join(map(repr, record.names))} is assigned by another "

@@ -200,7 +200,7 @@ def as_asked(facts: Facts, choice: Choice) -> bool:
 class Launch:
     """How one set of sizes and numbers runs: ``divisors`` end the argument block, ``frames`` are
     free for the taking. ``then``: the stages behind it, where blocks leave so many ``words`` in
-    ``blocks`` parts. ``follows``: see ``cuda.Frame``."""
+    ``blocks`` parts. ``follows``: it is one of these."""
 
     function: Any
     grid: Dims
@@ -308,7 +308,14 @@ class Call:
         try:
             return launch.frames.pop()
         except IndexError:
-            return Frame(len(block), launch.grid, launch.block, launch.shared, launch.follows)
+            follows = launch.follows and self._overlap
+            return Frame(len(block), launch.grid, launch.block, launch.shared, follows)
+
+    @functools.cached_property
+    def _overlap(self) -> bool:
+        """Whether launches may start before those ahead of them have ended, here and in graphs."""
+        able = torch.cuda.get_device_capability(self.device) >= cuda.FOLLOWED
+        return able and self.api.version >= cuda.FOLLOWING
 
     def _run(self, launch: Launch, function: Any, block: bytes) -> None:
         api, device = self.api, self.device
@@ -420,10 +427,8 @@ class Call:
         if (left := left_by(choice.schedule, choice.grid, choice.block, sizes)) is not None:
             launch.blocks, launch.words = left.parts, left.words
             dims = [(choice.grid, choice.block)] * (len(later) - 1) + [left.last]
-            follows = self.api.version >= cuda.FOLLOWING
-            follows &= torch.cuda.get_device_capability(self.device) >= cuda.FOLLOWED
             launch.then = tuple(
-                Launch(f, *d, 0, follows=follows) for f, d in zip(later, dims, strict=True)
+                Launch(f, *d, 0, follows=True) for f, d in zip(later, dims, strict=True)
             )
         return launch
 

@@ -6,10 +6,7 @@ from __future__ import annotations
 
 from random import Random
 
-import torch
-
-import weft
-from tests.fuzz.check import function
+from tests.fuzz.points import Text, beside_the_python
 
 FUNCTIONS = """
 def shifted(p, v):
@@ -41,15 +38,8 @@ REFUSED = ("may be one list", "something else would hold the list", "is a row of
            "a loop over `")  # fmt: skip
 
 
-class Draw:
+class Draw(Text):
     """The text of a kernel."""
-
-    def __init__(self, random: Random) -> None:
-        self.random = random
-        self.loops = 0
-
-    def pick(self, *choices: str) -> str:
-        return self.random.choice(choices)
 
     def fixed(self) -> str:
         return self.pick("a", "b", "c")
@@ -149,18 +139,4 @@ class Draw:
 
 def check(random: Random) -> bool:
     """A kernel leaves the numbers that the Python leaves, or is refused (False)."""
-    text = Draw(random).text()
-    plain = function(text)
-    x = torch.rand(5, dtype=torch.float64) * 2 - 1
-    out = torch.zeros(2, 5, 10, dtype=torch.float64)
-    plain(x.numpy(), out[0].numpy())
-    try:
-        weft.kernel(debug=random.random() < 0.3)(plain)(x, out[1])
-    except weft.CompileError as error:
-        if any(each in str(error) for each in REFUSED):
-            return False
-        raise AssertionError(f"{text}\n{error}") from error
-    assert torch.allclose(out[0], out[1], rtol=1e-6, atol=1e-6, equal_nan=True), (
-        f"{text}\n{(out[0] - out[1]).nonzero().tolist()}"
-    )
-    return True
+    return beside_the_python(random, Draw(random).text(), 10, REFUSED)

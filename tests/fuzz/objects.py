@@ -6,11 +6,7 @@ from __future__ import annotations
 
 from random import Random
 
-import torch
-
-import weft
-from tests.fuzz.check import function
-from tests.fuzz.points import POINT
+from tests.fuzz.points import POINT, Text, beside_the_python
 
 TYPES = (
     POINT
@@ -72,15 +68,12 @@ h = lambda z: z.grow(0.25)
 REFUSED = "an object that is one of several"
 
 
-class Draw:
+class Draw(Text):
     """The text of a kernel."""
 
     def __init__(self, random: Random) -> None:
-        self.random = random
-        self.loops = self.names = 0
-
-    def pick(self, *choices: str) -> str:
-        return self.random.choice(choices)
+        super().__init__(random)
+        self.names = 0
 
     def object(self) -> str:
         return self.pick("p", "q", "r", "o.p", "o.q", f"ps[{self.random.randrange(3)}]", "d['u']")
@@ -157,18 +150,4 @@ class Draw:
 
 def check(random: Random) -> bool:
     """A kernel leaves the numbers that the Python leaves, or is refused (False)."""
-    text = Draw(random).text()
-    plain = function(text)
-    x = torch.rand(5, dtype=torch.float64) * 2 - 1
-    out = torch.zeros(2, 5, 6, dtype=torch.float64)
-    plain(x.numpy(), out[0].numpy())
-    try:
-        weft.kernel(debug=random.random() < 0.3)(plain)(x, out[1])
-    except weft.CompileError as error:
-        if REFUSED in str(error):
-            return False
-        raise AssertionError(f"{text}\n{error}") from error
-    assert torch.allclose(out[0], out[1], rtol=1e-6, atol=1e-6, equal_nan=True), (
-        f"{text}\n{(out[0] - out[1]).nonzero().tolist()}"
-    )
-    return True
+    return beside_the_python(random, Draw(random).text(), 6, (REFUSED,))

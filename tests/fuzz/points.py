@@ -1,4 +1,15 @@
-"""The class whose objects random kernels change."""
+"""What texts of random kernels have in common: the class whose objects they change, how choices are
+drawn, and how a kernel is compared with the Python."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from random import Random
+
+import torch
+
+import weft
+from tests.fuzz.check import function
 
 POINT = """
 import dataclasses
@@ -16,3 +27,33 @@ class P:
         return self
 
 """
+
+
+class Text:
+    """The text of a kernel, which is drawn. ``loops``: of run time that are open."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.loops = 0
+
+    def pick(self, *choices: str) -> str:
+        return self.random.choice(choices)
+
+
+def beside_the_python(random: Random, text: str, columns: int, refused: Collection[str]) -> bool:
+    """The kernel ``text`` of ``x`` (5) and ``out`` (5, columns) leaves the numbers that the Python
+    leaves; False if it is refused by one of these messages."""
+    plain = function(text)
+    x = torch.rand(5, dtype=torch.float64) * 2 - 1
+    out = torch.zeros(2, 5, columns, dtype=torch.float64)
+    plain(x.numpy(), out[0].numpy())
+    try:
+        weft.kernel(debug=random.random() < 0.3)(plain)(x, out[1])
+    except weft.CompileError as error:
+        if any(each in str(error) for each in refused):
+            return False
+        raise AssertionError(f"{text}\n{error}") from error
+    assert torch.allclose(out[0], out[1], rtol=1e-6, atol=1e-6, equal_nan=True), (
+        f"{text}\n{(out[0] - out[1]).nonzero().tolist()}"
+    )
+    return True

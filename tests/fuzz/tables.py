@@ -11,7 +11,7 @@ import torch
 
 import weft
 from tests.fuzz.check import function
-from tests.fuzz.points import POINT
+from tests.fuzz.points import POINT, Text
 
 TYPES = (
     "import copy"
@@ -42,15 +42,8 @@ def turned(d):
 KEYS = (("'u'", "'v'"), ("0", "1"), ("(0, 1)", "(1, 0)"), ("True", "-3"), ("2.5", "'v'"))
 
 
-class Draw:
+class Draw(Text):
     """The text of a kernel."""
-
-    def __init__(self, random: Random) -> None:
-        self.random = random
-        self.loops = 0
-
-    def pick(self, *choices: str) -> str:
-        return self.random.choice(choices)
 
     def whole(self) -> str:
         names = ["i", "k", "m[i]", "1", "2", *[f"j{n}" for n in range(self.loops)]]

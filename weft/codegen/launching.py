@@ -33,6 +33,11 @@ def entries(ptx: str) -> list[str]:
     return re.findall(r"\.entry (\w+)", ptx)
 
 
+def overlap(arch: str) -> bool:
+    """Whether blocks of a launch may wait for the one ahead of it: PTX ISA, ``griddepcontrol``."""
+    return int(arch.removeprefix("sm_")) >= 90
+
+
 # -- architectures
 
 # Architectures that LLVM 22 knows: a GPU that is newer than all of them runs the last one's PTX.

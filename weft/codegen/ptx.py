@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import llvmlite.binding as llvm
 
 from weft.codegen import libdevice
+from weft.codegen.launching import overlap
 from weft.codegen.libraries import folders
 from weft.codegen.optimize import optimize
 from weft.errors import WeftError
@@ -114,17 +115,15 @@ def unrolled(text: str) -> str:
     return text.replace('\t.pragma "nounroll";\n', "")
 
 
-DEPENDENT = 90  # the least architecture that has ``griddepcontrol``
 _ENTRY = re.compile(r"(?=^\.visible \.entry )", re.MULTILINE)
 
 
 def dependent(text: str, arch: str) -> str:
     """PTX of kernels that run one after the other: the blocks of each may start where all of the
-    one before have (``runtime.cuda.FOLLOWS``), and wait until that is done and has written. PTX
-    ISA, ``griddepcontrol``, from sm_90 on. What it wrote is no constant (``ld.global.nc``) while
-    they are there."""
+    one before have (``runtime.cuda.FOLLOWS``), and wait until that is done and has written, where
+    ``arch`` can. What it wrote is no constant (``ld.global.nc``) while they are there."""
     head, *entries = _ENTRY.split(text)
-    if len(entries) < 2 or int(arch.removeprefix("sm_")) < DEPENDENT:
+    if len(entries) < 2 or not overlap(arch):
         return text
     for k, entry in enumerate(entries):
         start = "\n\tgriddepcontrol.wait;" * (k > 0)

@@ -151,7 +151,6 @@ _EXTRA_POINTER, _EXTRA_SIZE = 1, 2
 FOLLOWS = LaunchAttribute(6, 1)
 # The least CUDA whose graphs can hold such launches (programmatic dependent launch edges).
 FOLLOWING = 12030
-FOLLOWED = (9, 0)  # the least capability
 
 
 class Frame:

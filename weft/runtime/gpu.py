@@ -314,7 +314,7 @@ class Call:
     @functools.cached_property
     def _overlap(self) -> bool:
         """Whether launches may start before those ahead of them have ended, here and in graphs."""
-        able = torch.cuda.get_device_capability(self.device) >= cuda.FOLLOWED
+        able = launching.overlap(architecture(self.device))
         return able and self.api.version >= cuda.FOLLOWING
 
     def _run(self, launch: Launch, function: Any, block: bytes) -> None:

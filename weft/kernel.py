@@ -479,11 +479,6 @@ class Kernel(Definition):
         that follows from the annotations alone. Raises ``KernelTypeError`` otherwise."""
         return self.operators.default()
 
-    def loop_op(self, index: int, code: str) -> Any:
-        """The operator of a device loop (see ``TracedLoop.named``); None where there is none."""
-        loops = self.operators.loops or self.operators.recorded
-        return loops[index].named(code) if index < len(loops) else None
-
     @functools.cached_property
     def backward(self) -> Backward:
         """The gradient derived from the loops: ``kernel.backward.inspect(...)``, ``.interpret``."""

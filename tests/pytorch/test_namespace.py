@@ -5,8 +5,9 @@ import os
 import subprocess
 import weakref
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -274,3 +275,51 @@ def test_names_that_no_operator_can_have_are_refused_by_the_decorator() -> None:
         weft.kernel(name="two words")(größe.function)
     with pytest.raises(KernelNameError, match="is not the namespace of an operator"):
         weft.kernel(namespace="a.b")(größe.function)
+
+
+class Scale(NamedTuple):
+    w: torch.Tensor
+    by: float
+
+
+def of_one_name(body: Callable[..., Any]) -> weft.Kernel:
+    body.__name__ = "of_one_name"
+    return weft.kernel(body)
+
+
+def test_kernels_of_one_name() -> None:
+    """Generated code that was kept asks for operators by their names, backward ones first."""
+
+    def refused(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in x:
+            out[i] = x[i].no_such_method()
+        return out
+
+    def scaled(scale, x):
+        out = torch.empty_like(x)
+        for i in x:
+            out[i] = scale.w[i] * x[i] * scale.by
+        return out
+
+    def unannotated(x, y):
+        out = torch.empty_like(x)
+        for i in x:
+            out[i] = x[i] * y[i]
+        return out
+
+    kernels = [of_one_name(body) for body in (unannotated, refused, scaled, refused, unannotated)]
+    w, x = torch.randn(2, 5)
+    graph = make_fx(lambda w, x: kernels[2](Scale(w, 2.0), x), pre_dispatch=False)(w, x)
+    (name,) = {str(n.target) for n in graph.graph.nodes if "of_one_name" in str(n.target)}
+    _, name, _ = name.split(".")
+    backward = getattr(torch.ops.weft, f"{name}_backward")
+    for found, wanted in zip(
+        backward(w, 2.0, x, [torch.ones(5)], [0, 1], []), (x * 2, w * 2), strict=True
+    ):
+        torch.testing.assert_close(found, wanted)
+    with pytest.raises(KernelNameError, match="no kernel `of_one_name` of this process has"):
+        _ = torch.ops.weft.of_one_name_01234567
+    loop = "of_one_name_loop0_rttttIIsd_01234567"  # of another kernel: too many arguments
+    with pytest.raises(KernelNameError, match="no kernel `of_one_name` of this process has"):
+        getattr(torch.ops.weft, loop)

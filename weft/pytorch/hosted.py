@@ -234,14 +234,14 @@ class TracedLoop:
                 value.copy_(outs.pop(0))
         return tuple(outs) if len(outs) > 1 else outs[0] if outs else None
 
-    def named(self, code: str) -> Any:
-        """The operator whose name has this text between that of the loop and its hash; None where
-        a name does not say what it is made of."""
+    def named(self, code: str) -> list[Any]:
+        """The operator whose name has this text between that of the loop and its hash; none where
+        a name does not say what it is made of, or is of another loop."""
         types = [kind for letter in code[1:] for kind, own in _LETTERS.items() if own == letter]
-        if "" in types:
-            return None
         operators = self.plain if code[0] == "p" else self.recorded
-        return operators.find(tuple(types), [], operators.deciding()).overload
+        if "" in types or len(types) != len(operators.parameters):
+            return []
+        return [operators.find(tuple(types), [], operators.deciding()).overload]
 
 
 def _is_made(kernel: KernelLike, region: Region, k: int) -> bool:

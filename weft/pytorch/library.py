@@ -17,7 +17,7 @@ import functools
 import inspect
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -189,23 +189,30 @@ class Operators:
             if not autocast and CHANGING not in made.types:
                 _shard(made)
                 return made.overload
-        types: list[str] = []
-        fixed: list[Any] = []
-        for parameter in self.parameters:
-            kind = _ANNOTATED.get(parameter.kind)
-            if kind is None and parameter.default is not EMPTY:
-                types.append(schema_type(parameter, parameter.default))
-                fixed += [] if types[-1] else [parameter.default]
-                continue
-            if kind is None:
-                raise KernelTypeError(
-                    f"the operator of `{self.kernel.__name__}` is not made yet: nothing says what "
-                    f"`{parameter.name}` is", self.kernel.span,
-                    help="annotate every parameter (torch.Tensor, float, int, bool), or call the "
-                    "kernel once through the operator (under torch.compile, say)",
-                )  # fmt: skip
-            types.append(kind + "?" if parameter.optional and kind == "Tensor" else kind)
-        return self.find(tuple(types), fixed, self.deciding()).overload
+        found = _annotated(self)
+        if not isinstance(found, Parameter):
+            return found
+        raise KernelTypeError(
+            f"the operator of `{self.kernel.__name__}` is not made yet: nothing says what "
+            f"`{found.name}` is", self.kernel.span,
+            help="annotate every parameter (torch.Tensor, float, int, bool), or call the "
+            "kernel once through the operator (under torch.compile, say)",
+        )  # fmt: skip
+
+    def candidates(self, loop: tuple[int, str] | None) -> Iterator[Any]:
+        """The operators that one which a graph names can be of: of this device loop and the types
+        in its name (see ``TracedLoop.named``), or of the whole kernel."""
+        if loop is not None:
+            index, code = loop
+            for each in (self.loops or self.recorded)[index : index + 1]:
+                yield from each.named(code)
+        else:
+            yield from [made.overload for made in self.made.values()]
+            found = _annotated(self)
+            if not isinstance(found, Parameter):
+                yield found
+        for members in list(self.of_members.values()):
+            yield from members.candidates(loop)
 
     def find(
         self, types: tuple[str, ...], fixed: Sequence[Any], around: tuple[Any, ...],
@@ -279,15 +286,7 @@ class Operators:
         """Makes ``refused[name]``: the kernel, in front of which Dynamo breaks its graph. Where it
         must not, the message says why."""
         if name not in self.refused:
-            reason = (
-                f"`{name}` is an object of which `{self.kernel.__name__}` does not only read "
-                "attributes that are tensors, numbers, functions, dtypes, strings, None, or lists, "
-                "dicts, named tuples and dataclasses of these: PyTorch's graphs hold nothing else. "
-                f"Read `{name}.attribute` in the kernel itself, or give what it reads parameters "
-                "of its own, and pass them from a function or method around it"
-            )
-            if nested:
-                reason = f"`{name}` is a nested tensor: pass its values, and wrap what comes of it"
+            reason = _no_argument(name, self.kernel.__name__, nested)
             kernel: Any = self.kernel
             self.refused[name] = torch.compiler.disable(kernel.__call__, reason=reason)
         return True
@@ -323,6 +322,35 @@ class MemberOperators(Operators):
 
     def assemble(self, out: Any, values: list[Any]) -> Any:
         return out
+
+
+def _no_argument(name: str, kernel: str, nested: bool) -> str:
+    """Why a graph cannot have the value of the parameter ``name``."""
+    if nested:
+        return f"`{name}` is a nested tensor: pass its values, and wrap what comes of it"
+    return (
+        f"`{name}` is an object of which `{kernel}` does not only read attributes that are "
+        "tensors, numbers, functions, dtypes, strings, None, or lists, dicts, named tuples and "
+        f"dataclasses of these: PyTorch's graphs hold nothing else. Read `{name}.attribute` in the "
+        "kernel itself, or give what it reads parameters of its own, and pass them from a function "
+        "or method around it"
+    )
+
+
+def _annotated(operators: Operators) -> Any:
+    """The operator by annotations and defaults, or the first parameter that has neither."""
+    types: list[str] = []
+    fixed: list[Any] = []
+    for parameter in operators.parameters:
+        kind = _ANNOTATED.get(parameter.kind)
+        if kind is None and parameter.default is not EMPTY:
+            types.append(schema_type(parameter, parameter.default))
+            fixed += [] if types[-1] else [parameter.default]
+            continue
+        if kind is None:
+            return parameter
+        types.append(kind + "?" if parameter.optional and kind == "Tensor" else kind)
+    return operators.find(tuple(types), fixed, operators.deciding()).overload
 
 
 def _captured(kernel: KernelLike) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch._ops import _OpNamespace
 
-from weft.errors import KernelNameError
+from weft.errors import CompileError, KernelNameError
 from weft.frames import user_frames
 from weft.runtime.launch import KernelLike
 
@@ -280,12 +280,18 @@ class Namespace:
             return None
         loop = re.fullmatch(r"(\w+)_loop(\d+)_([pr][a-zA-Z]*)", match[1])
         kernels = list(self.kernels.get(loop[1] if loop else match[1], ()))
+        refused: CompileError | None = None  # another kernel of the name may have it
         for kernel in kernels:
-            found = kernel.loop_op(int(loop[2]), loop[3]) if loop else kernel.op
-            first = found._schema.name.rpartition(":")[2] if found else ""
-            if first and (name == first or name.startswith(f"{first}_")):
-                found.family.derive(first, KINDS.findall(name[len(first) :]))
-                return None  # it is there now
+            try:
+                for found in kernel.operators.candidates(loop and (int(loop[2]), loop[3])):
+                    first = found._schema.name.rpartition(":")[2]
+                    if name == first or name.startswith(f"{first}_"):
+                        found.family.derive(first, KINDS.findall(name[len(first) :]))
+                        return None  # it is there now
+            except CompileError as error:
+                refused = error
+        if refused is not None:
+            raise refused
         if kernels:
             raise KernelNameError(
                 f"no kernel `{kernels[-1].__name__}` of this process has the operator "

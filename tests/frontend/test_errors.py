@@ -397,6 +397,38 @@ def test_proven_race_between_a_read_and_a_write() -> None:
     )  # fmt: skip
 
 
+def test_proven_race_between_loops_of_iterations() -> None:
+    @weft.kernel
+    def f(x, y, steps):
+        for _ in range(steps):
+            for i in range(1, x.shape[0] - 1):
+                y[i] = (x[i - 1] + x[i + 1]) / 2
+            for i in range(1, x.shape[0] - 1):
+                x[i] = y[i]
+
+    x, y = torch.rand(2, 7)
+    expect(
+        weft.RaceError, lambda: f(x, y, 3), "iteration _=1 writes x[1], which iteration _=0 "
+        "reads", "x[i] = y[i]", "x[i]",
+        "read from a copy made before the loop (`old = x.clone()`), write to another tensor, or "
+        "run the loop in order: weft.loop_config(serialize=True) on the line before it, or `for _ "
+        "in weft.serial(range(...))`, with the loops in it parallel",
+    )  # fmt: skip
+
+    @weft.kernel
+    def followed(x, y, steps):
+        for _ in weft.serial(range(steps)):
+            for i in range(1, x.shape[0] - 1):
+                y[i] = (x[i - 1] + x[i + 1]) / 2
+            for i in range(1, x.shape[0] - 1):
+                x[i] = y[i]
+
+    copies = x.clone(), y.clone()
+    followed(*copies, 3)
+    followed.function(x, y, 3)
+    torch.testing.assert_close(copies, (x, y))
+
+
 def test_float_into_integer_tensor() -> None:
     @weft.kernel
     def f(x):

@@ -332,7 +332,7 @@ def race_error(array: ArrayRaces) -> RaceError:
         element = name
     if a.kind == b.kind == "store":
         message = f"iterations {one} and {two} both write {element}"
-        return RaceError(message, a.op.span, _help_for_stores(name, a, b))
+        return RaceError(message, a.op.span, _help_for_stores(name, a, b) + _host_loop(a, b))
     if a.kind == b.kind:
         kinds = f"`{_WORDS[a.combiner or '']}` and `{_WORDS[b.combiner or '']}`"
         message = f"iterations {one} and {two} accumulate into {element} with {kinds}"
@@ -349,7 +349,7 @@ def race_error(array: ArrayRaces) -> RaceError:
     advice = (
         f"read from a copy made before the loop (`old = {name}.clone()`), write to another tensor, "
         "or run the loop in order: weft.loop_config(serialize=True) on the line before it"
-    )
+    ) + _host_loop(a, b)
     if b.kind == "rmw":
         advice = f"initialise `{name}` in a loop of its own, before the one that accumulates"
     return RaceError(message, a.op.span, advice)
@@ -358,6 +358,14 @@ def race_error(array: ArrayRaces) -> RaceError:
 def _iteration(indices: tuple[tuple[str, int], ...]) -> str:
     text = ", ".join(f"{name}={value}" for name, value in indices)
     return f"({text})" if len(indices) > 1 else text
+
+
+def _host_loop(a: Access, b: Access) -> str:
+    """What else to write where both are in loops of an iteration: those may be parallel."""
+    if not all(len(x.loops) > len(x.parallel) == 1 for x in (a, b)):
+        return ""
+    loop = f"for {a.parallel[0].name} in weft.serial(range(...))"
+    return f", or `{loop}`, with the loops in it parallel"
 
 
 def _help_for_stores(name: str, a: Access, b: Access) -> str:

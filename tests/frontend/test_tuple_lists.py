@@ -229,8 +229,51 @@ def extremes(x, out):
         out[i] = v + at * 10 + w * 100 + bt * 1000 + r
 
 
+def insert(best, v, at):
+    if v < best[2][0]:
+        best[2] = (v, at)
+        if best[2][0] < best[1][0]:
+            best[1], best[2] = best[2], best[1]
+        if best[1][0] < best[0][0]:
+            best[0], best[1] = best[1], best[0]
+
+
+def nearest(x, out):
+    """Items are assigned where the list does not grow."""
+    n = x.shape[0]
+    for i in range(n):
+        best = [(1e30, -1)] * 3
+        for j in range(n):
+            insert(best, abs(x[i] - x[j]) + 1e-3 * j, j)
+        last = best[-1]
+        best[-1] = best[0]
+        r = float(last[1] + len(best))
+        for v, at in best[:2]:
+            r += min(v, 2.0) * (at + 1)
+        out[i] = r
+
+
+def assigned_at_run_time(x, out):
+    for i in range(x.shape[0]):
+        nodes = [Node(5, k) for k in range(3)]
+        parts = [Part(k, 2) for k in range(2)]
+        for j in range(4):
+            k = 2
+            while k > 0 and nodes[k - 1].at > (i * j) % 5:
+                nodes[k] = nodes[k - 1]
+                k -= 1
+            nodes[k] = Node((i * j) % 5, j)
+            parts[j % 2] = Part(parts[j % 2].low + j, 3, x[i])
+        fixed = [Part(1, i), Part(2, 3, 0.5)]
+        s = fixed[i % 2].weight * fixed[(i + 1) % 2].high
+        for node in nodes:
+            s += node.at * 10.0**node.depth
+        out[i] = s + parts[0].low * parts[1].weight
+
+
 KERNELS = [depth_first, three_best, named_tuples, frozen_objects, methods, nested_tuples,
-           by_a_function, widened, heap, in_order, extremes]  # fmt: skip
+           by_a_function, widened, heap, in_order, extremes, nearest,
+           assigned_at_run_time]  # fmt: skip
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda f: f.__name__)
@@ -304,6 +347,19 @@ def texts(x):
         a.append((i, "x"))
 
 
+def in_a_tuple(x):
+    for i in range(x.shape[0]):
+        a = ((i, 2), (3, 4))
+        a[0] = (4, 5)
+
+
+def by_another_name(x):
+    for i in range(x.shape[0]):
+        a = [(i, 2), (3, 4)]
+        b = a
+        b[0] = (4, 5)
+
+
 def part_of_an_item(x):
     for i in range(x.shape[0]):
         a = [(i, 2)]
@@ -324,8 +380,9 @@ def part_of_an_item(x):
          "write @dataclass(frozen=True), or append a tuple"),
         (texts, "a list that grows holds numbers or tuples of numbers, and this is a string",
          "keep a list for each member, and append to all of them"),
-        (part_of_an_item, "an element of a tuple of 2 cannot be assigned here",
-         "make a new one, or use a weft.Vector, a local array, or a name for each item"),
+        *((f, "an element of a tuple of 2 cannot be assigned here", "make a new one, or use a "
+           "weft.Vector, a local array, or a name for each item")
+          for f in (part_of_an_item, in_a_tuple, by_another_name)),
     ],
     ids=lambda v: getattr(v, "__name__", None),
 )  # fmt: skip

@@ -184,12 +184,14 @@ def static_items(x: Operand) -> list[Operand] | None:
 
 
 def picked(cx: Lowering, items: list[Operand], k: Scalar | Static, span: Span) -> Operand:
-    """``items[k]``, where a run-time ``k`` selects among numbers, or tuples of these."""
+    """``items[k]``, where a run-time ``k`` selects among numbers, tuples or structs of these."""
     if isinstance(k, Static):
         return items[k.value]
-    if all(isinstance(x, Tup) and len(x.items) == len(items[0].items) for x in items):  # type: ignore[union-attr]
-        columns = zip(*(x.items for x in items), strict=True)  # type: ignore[union-attr]
-        return Tup([picked(cx, list(column), k, span) for column in columns])
+    tuples = [x for x in items if isinstance(x, Tup)]
+    if tuples and len(tuples) == len(items) and len({len(x.items) for x in tuples}) == 1:
+        made = [picked(cx, list(c), k, span) for c in zip(*(x.items for x in tuples), strict=True)]
+        forms = {(x.names, x.struct) for x in tuples}
+        return Tup(made, *forms.pop()) if len(forms) == 1 else Tup(made)
     if not items or not all(dtype_of(x) for x in items):
         raise KernelTypeError("items that are no numbers, chosen by a run-time index", span,
                               help="write the cases out, or use a tensor")  # fmt: skip

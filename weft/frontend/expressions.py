@@ -23,6 +23,7 @@ from weft.frontend import (
     overflow,
     rows,
     slices,
+    tuple_lists,
 )
 from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.kinds import (
@@ -317,7 +318,7 @@ def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
                 return cx.reached("item", found) if held else found
             if isinstance(position, Scalar) and items and all(dtype_of(i) for i in items):
                 return aggregates.pick(cx, items, position, node.value, span)
-            if isinstance(position, Scalar) and _are_alike(items):
+            if isinstance(position, Scalar) and tuple_lists.are_alike(items):
                 aggregates.check(cx, node.value, 0, position, len(items), span)
                 return casts.picked(cx, items, position, span)
             if isinstance(position, Scalar) and items and all(map(choices.holds, items)):
@@ -333,17 +334,6 @@ def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
         span,
         help="subscript a tensor, a local array, a vector or a tuple",
     )
-
-
-def _are_alike(items: list[Operand]) -> bool:
-    """Whether items are tuples of as many numbers each, or of such tuples."""
-    if not items or not all(isinstance(x, Tup) and x.in_order for x in items):
-        return False
-    inner = [x.items for x in items if isinstance(x, Tup)]
-    if len({*map(len, inner)}) > 1:
-        return False
-    flat = [x for each in inner for x in each]
-    return bool(flat) and (all(dtype_of(x) for x in flat) or _are_alike(flat))
 
 
 def _names_number(node: ast.Subscript, base: Tensor) -> bool:

@@ -1,8 +1,9 @@
 """Lists of an iteration that grow and shrink: an array with room for some elements, and its length.
 
-``a = []`` makes one where the function calls ``a.append`` or another of ``METHODS``, and
-``weft.zeros(n, dtype, most=room)`` of a size that is known at run time. The length is in memory, as
-the elements are, so that branches and loops need not hand it on.
+``a = []`` makes one where the function calls ``a.append`` or another of ``METHODS``, a list of
+tuples one where it assigns an item, and ``weft.zeros(n, dtype, most=room)`` one of a size that is
+known at run time. The length is in memory, as the elements are, so that branches and loops need
+not hand it on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TypeGuard
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import elements, tuple_lists
 from weft.frontend.casts import MOST_ELEMENTS, too_large
-from weft.frontend.context import Lowering
+from weft.frontend.context import Again, Lowering
 from weft.frontend.kinds import (
     Method,
     Operand,
@@ -65,6 +66,18 @@ def grown(node: ast.AST) -> set[str]:
             case _:
                 pass
     return found | (empty & handed)
+
+
+def begin_again(cx: Lowering, target: ast.Subscript, x: Tup, item: Operand) -> None:
+    """Begins another round of lowering, in which the list of tuples ``x`` is one of this module,
+    since ``item`` is stored into it, unless that was tried."""
+    match target:
+        case ast.Subscript(value=ast.Name(id=name)) if name not in cx.frame.grown:
+            if x.in_order and not x.names and all(isinstance(y, Tup) for y in (*x.items, item)):
+                setattr(target, GROWS, {name})
+                raise Again
+        case _:
+            pass
 
 
 def of_items(

@@ -257,6 +257,7 @@ def store(cx: Lowering, target: ast.Subscript, operand: Operand, span: Span) -> 
     else:
         help = "assign to an element of a tensor, a local array or a vector"
         if isinstance(base, Tup):
+            growing.begin_again(cx, target, base, operand)
             help = "make a new one, or use a weft.Vector, a local array, or a name for each item"
         if isinstance(base, Vec) and isinstance(target.value, ast.Subscript):
             inner = ast.unparse(target.slice).removeprefix("(").removesuffix(")")

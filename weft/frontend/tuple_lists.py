@@ -91,6 +91,20 @@ def over(cx: Lowering, x: TupleList, span: Span) -> Items:
     return Items(elements.extent(cx, x.columns[0], 0), item)
 
 
+def are_alike(items: Sequence[Operand]) -> bool:
+    """Whether items are tuples of as many numbers each, or frozen dataclasses of one kind, or are
+    of such items."""
+    tuples = [x for x in items if isinstance(x, Tup)]
+    if len(tuples) < len(items) or len({len(x.items) for x in tuples}) > 1:
+        return False
+    if not all(x.in_order for x in tuples) and (
+        len({x.struct for x in tuples}) > 1 or not is_frozen(tuples[0].struct)
+    ):
+        return False
+    flat = [x for each in tuples for x in each.items]
+    return bool(flat) and (all(dtype_of(x) for x in flat) or are_alike(flat))
+
+
 def _note(cx: Lowering, key: tuple[object, ...], item: Operand, span: Span) -> None:
     """Notes that the list of that ``key`` holds ``item``, too."""
     _check(item, span)
@@ -118,7 +132,7 @@ def _check(item: Operand, span: Span) -> None:
             f"a list that grows holds numbers or tuples of numbers, and this is {describe(item)}",
             span, help="keep a list for each member, and append to all of them",
         )  # fmt: skip
-    if item.names and not item.in_order and not _is_frozen(item.struct):
+    if item.names and not item.in_order and not is_frozen(item.struct):
         raise KernelTypeError(
             f"a list that grows holds what cannot be changed, and `{item.struct.__name__}` can",
             span, help="write @dataclass(frozen=True), or append a tuple",
@@ -127,7 +141,7 @@ def _check(item: Operand, span: Span) -> None:
         _check(each, span)
 
 
-def _is_frozen(struct: object) -> bool:
+def is_frozen(struct: object) -> bool:
     return dataclasses.is_dataclass(struct) and struct.__dataclass_params__.frozen  # type: ignore[attr-defined]
 
 

@@ -409,3 +409,69 @@ def test_parameters_of_a_module() -> None:
     torch.testing.assert_close(found, expected)
     wanted = torch.autograd.grad(expected.sum(), [*module.ws])
     torch.testing.assert_close(torch.autograd.grad(found.sum(), [*module.ws]), wanted)
+
+
+class Sizes:
+    def __init__(self, k: int, rate: float = 0.5) -> None:
+        self.k, self.rate, self.inner = k, rate, Pair(k + 1, k * 2)
+
+    def unit(self, d, x):
+        v = weft.Vector([0.0] * self.k)
+        v[d] = x
+        return v.sum()
+
+
+def unrolled(c, x, out):
+    for i in range(x.shape[0]):
+        a = weft.zeros(c.inner.a, weft.f64)
+        for u in weft.static(range(c.k)):
+            a[u + 1] = a[u] + x[i] * u * c.rate + c.unit(u, x[i])
+        out[i] = a[c.inner.a - 1]
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_integers_of_objects_that_have_to_be_known_are_constants(
+    debug: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernel = weft.kernel(debug=debug)(unrolled)
+    x, out = tensors(2)
+    with caplog.at_level("DEBUG", "weft.specialize"):
+        for k, rate in ((2, 0.5), (3, 0.25), (2, 4.0), (5, 0.5)):
+            kernel(Sizes(k, rate), x, out.fill_(torch.nan))
+            expected = x * (sum(range(k)) * rate + k)
+            torch.testing.assert_close(out, expected)
+    line = kernel.span.line + 1
+    wanted = "`c.inner.a` has to be known at compile time: a constant"
+    assert f"unrolled, loop at line {line}: {wanted}" in caplog.messages
+
+
+def test_integers_of_objects_are_arguments_where_they_need_not_be_known() -> None:
+    @weft.kernel
+    def scaled(c, x, wide: weft.template()):
+        for i in range(x.shape[0]):
+            x[i] *= c.k
+            for _ in weft.static(range(x.shape[0] if wide else 0)):
+                x[i] += 1
+
+    x = torch.ones(3)
+    for k in range(1, 5):
+        scaled(Sizes(k), x, False)
+    assert x.tolist() == [24.0] * 3
+    assert len(scaled.specializations) == 1
+    for _ in range(2):  # of a loop that is refused nothing is kept
+        with pytest.raises(weft.KernelTypeError, match="`static` needs what is known"):
+            scaled(Sizes(2), x, True)
+    for k in range(1, 5):
+        scaled(Sizes(k), x, False)
+    assert len(scaled.specializations) == 1
+
+
+def test_gradients_where_integers_of_objects_are_constants() -> None:
+    def call(x: torch.Tensor, k: int) -> torch.Tensor:
+        out = torch.empty_like(x)
+        weft.kernel(unrolled)(Sizes(k), x, out)
+        return out
+
+    for k in (2, 3):
+        (x,) = tensors(1)
+        assert torch.autograd.gradcheck(lambda x, k=k: call(x, k), x.requires_grad_())

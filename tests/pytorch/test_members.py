@@ -149,6 +149,33 @@ def test_sizes_and_numbers_stay_open() -> None:
     assert frames.frame_count <= 2  # torch may take the first number for a constant
 
 
+def test_numbers_that_have_to_be_known() -> None:
+    class Power(torch.nn.Module):
+        def __init__(self, k: int) -> None:
+            super().__init__()
+            self.k, self.w = k, torch.nn.Parameter(torch.randn(5))
+
+        @weft.kernel
+        def forward(self, x):
+            out = torch.empty_like(x)
+            for i in x:
+                s = self.w[i]
+                for _ in weft.static(range(self.k)):
+                    s *= x[i]
+                out[i] = s
+            return out
+
+    compiled = torch.compile(lambda m, x: m(x), fullgraph=True, dynamic=True, backend="aot_eager")
+    for k in (2, 3, 2):
+        module, x = Power(k), torch.randn(5)
+        found = compiled(module, x)
+        torch.testing.assert_close(found, module.w * x**k)
+        (slope,) = torch.autograd.grad(found.sum(), module.w)
+        torch.testing.assert_close(slope, x**k)
+    program = torch.export.export(Power(3), (torch.randn(5),)).module()
+    torch.testing.assert_close(program(x), program.w * x**3)
+
+
 def test_another_object() -> None:
     compiled = torch.compile(lambda p, x: of_method(p, x), fullgraph=True, backend="eager")
     w, b, x = torch.randn(3, 5).unbind()

@@ -60,20 +60,20 @@ Parts = frozenset[int] | tuple[Any, ...]
 
 @frozen
 class RegionArg:
-    """One value that a region reads. ``name`` may be dotted (``cfg.eps``).
+    """One value that a region reads. ``name`` may be dotted (``cfg.eps``): ``member`` of an object.
 
     ``captured``: a global or closure value, constant for a specialisation. ``template``: the value
-    of a ``weft.template()`` parameter. ``parameter``: the kernel's parameter that it is, where the
-    host part does not reassign it. ``fresh``: shares no memory with what the caller can see.
-    ``read``: for a tensor that a called function reaches (``scope.TensorReached``), gives it from
-    the arguments before it; ``key`` says where it is. ``pair``: it is complex, and passed as pairs
-    of floats.
+    of a ``weft.template()`` parameter, or of a member that has to be known. ``parameter``: the
+    kernel's parameter that it is, where the host part does not reassign it. ``fresh``: shares no
+    memory with what the caller can see. ``read``: gives a tensor that a called function reaches
+    from the arguments before it; ``key`` says where it is. ``pair``: it is complex, passed as two.
     """
 
     name: str
     expr: ast.expr
     captured: bool = False
     template: bool = False
+    member: bool = False
     parameter: Parameter | None = None
     fresh: bool = False
     key: tuple[Any, ...] = ()
@@ -410,8 +410,8 @@ class _Splitter:
             whole = isinstance(chain, ast.Name)
             template = parameter is not None and parameter.kind == "template"
             return RegionArg(
-                dotted(chain), chain, template=template, parameter=parameter if whole else None,
-                fresh=not self.aliases.get(root, True),
+                dotted(chain), chain, template=template, member=not whole,
+                parameter=parameter if whole else None, fresh=not self.aliases.get(root, True),
             )  # fmt: skip
         if root in stored:
             return None

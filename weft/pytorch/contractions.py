@@ -11,11 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 # What is asked of torch's modes has no public name.
 # pyright: reportPrivateUsage=false
 from weft.errors import KernelValueError
-from weft.frontend.lower import lower
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.views import For, If, is_constant, memory
 from weft.pytorch.batches import storage
-from weft.pytorch.fake import fake_launchers, loose_spec
+from weft.pytorch.fake import fake_launchers, loose_spec, lowered_for
 from weft.runtime.inspection import visited
 from weft.runtime.launch import KernelLike, Launcher
 
@@ -62,9 +61,12 @@ def contracted(kernel: KernelLike, kinds: Any, inside: bool = False) -> tuple[st
     reads = _Reads()
 
     def visit(launcher: Launcher, values: tuple[Any, ...]) -> None:
-        pairs = list(zip(launcher.region.args, values, strict=True))
-        specs = {arg.name: loose_spec(arg, value) for arg, value in pairs}
-        function = lower(launcher.region, specs, launcher.source).function
+        def lowered(values: tuple[Any, ...]) -> tuple[list[tuple[Any, Any]], Function]:
+            pairs = list(zip(launcher.region.args, values, strict=True))
+            specs = [loose_spec(arg, value) for arg, value in pairs]
+            return pairs, lowered_for(launcher, specs).function
+
+        pairs, function = launcher.forms.retried(values, lowered)
         arrays = {a.name: a for a in function.args}
         for arg, value in pairs:
             if isinstance(value, torch.Tensor) and arg.name in arrays:

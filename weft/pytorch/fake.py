@@ -9,12 +9,12 @@ from __future__ import annotations
 import ast
 import functools
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from weft.errors import KernelValueError, warn
+from weft.errors import CompileError, KernelValueError, warn
 from weft.frontend.lower import Lowered, lower
 from weft.frontend.parameters import element_shape
 from weft.frontend.specs import Spec, TensorSpec
@@ -43,8 +43,7 @@ def _launcher(launcher: Launcher, source: FunctionSource, operator: bool) -> Cal
     def lowered(args: tuple[Any, ...]) -> Lowered:
         specs = tuple(loose_spec(arg, value) for arg, value in zip(region.args, args, strict=True))
         if specs not in known:
-            named = dict(zip((arg.name for arg in region.args), specs, strict=True))
-            known[specs] = lower(region, named, source)
+            known[specs] = lowered_for(launcher, specs)
         return known[specs]
 
     def of_pairs(own: Launcher, given: tuple[Any, ...]) -> Any:
@@ -81,6 +80,18 @@ def _launcher(launcher: Launcher, source: FunctionSource, operator: bool) -> Cal
         return empty_results(found.results, device)
 
     return launch
+
+
+def lowered_for(launcher: Launcher, specs: Sequence[Spec]) -> Lowered:
+    """The loop of ``launcher`` for arguments of these specs. Raises ``CompileError``s, and
+    ``RegionChanged``, which ``launcher.forms.retried`` sees to."""
+    region = launcher.region
+    try:
+        named = dict(zip((arg.name for arg in region.args), specs, strict=True))
+        return lower(region, named, launcher.source)
+    except CompileError as error:
+        launcher.forms.ask(error, specs)
+        raise
 
 
 def _count(value: Any) -> None:

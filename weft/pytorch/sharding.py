@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 # What makes tensors with symbolic sizes has no public name.
 # pyright: reportPrivateUsage=false
 from weft.errors import CompileError, WeftError
-from weft.frontend.lower import Lowered, lower
+from weft.frontend.lower import Lowered
 from weft.frontend.specs import ConstSpec, TensorSpec
 from weft.index.bounds import check_negative
 from weft.index.races import check_races
@@ -29,7 +29,7 @@ from weft.index.sharding import follow
 from weft.ir.core import Value
 from weft.pytorch.batches import storage
 from weft.pytorch.cut_tensors import Asked, Host
-from weft.pytorch.fake import loose_spec
+from weft.pytorch.fake import loose_spec, lowered_for
 from weft.pytorch.operator import OperatorForm
 from weft.pytorch.transforms import items
 from weft.runtime.backing import is_backed
@@ -119,8 +119,14 @@ def shown(place: Place) -> str:
 
 
 # --- launches ------------------------------------------------------------------------------------
-def _lowered(launcher: Launcher, args: Sequence[Any]) -> tuple[Lowered, list[tuple[Value, Any]]]:
+def _lowered(launcher: Launcher, args: tuple[Any, ...]) -> tuple[Lowered, list[tuple[Value, Any]]]:
     """The loop of a launch, and its arguments with their values. Raises ``NotLocal``."""
+    return launcher.forms.retried(args, functools.partial(_lowered_once, launcher))
+
+
+def _lowered_once(
+    launcher: Launcher, args: tuple[Any, ...]
+) -> tuple[Lowered, list[tuple[Value, Any]]]:
     region = launcher.region
     if any(v.is_complex() for v in args if isinstance(v, torch.Tensor)):
         raise NotLocal("complex numbers, which are pairs in memory, are not followed")
@@ -133,8 +139,7 @@ def _lowered(launcher: Launcher, args: Sequence[Any]) -> tuple[Lowered, list[tup
     for arg, spec in zip(region.args, specs, strict=True):
         if isinstance(spec, TensorSpec) and arg.captured:
             raise NotLocal(f"`{arg.name}` is no argument of the kernel")
-    named = dict(zip((arg.name for arg in region.args), specs, strict=True))
-    lowered = lower(region, named, launcher.source)
+    lowered = lowered_for(launcher, specs)
     check_negative(lowered.function)
     check_races(lowered.function)
     kept = [v for v, s in zip(args, specs, strict=True) if not isinstance(s, ConstSpec)]
@@ -175,7 +180,7 @@ class _Proof:
 
     def _launch(self, launcher: Launcher, args: Sequence[Any]) -> Any:
         with _disable_current_modes():
-            lowered, named = _lowered(launcher, args)
+            lowered, named = _lowered(launcher, tuple(args))
         results = _results(lowered, args)
         for (name, _), tensor in zip(lowered.results, results, strict=True):
             self.host.know(tensor, Content(name, False))

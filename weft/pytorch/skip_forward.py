@@ -15,11 +15,10 @@ from torch.utils._python_dispatch import _disable_current_modes  # has no public
 
 # pyright: reportPrivateUsage=false
 from weft.errors import WeftError
-from weft.frontend.lower import lower
 from weft.frontend.split import HostPart
 from weft.ir.core import Function
 from weft.lang.numbers import SYMBOLS
-from weft.pytorch.fake import fake_launchers, hollow, loose_spec
+from weft.pytorch.fake import fake_launchers, hollow, loose_spec, lowered_for
 from weft.pytorch.transforms import PLAIN
 from weft.runtime.launch import KernelLike, Launcher
 from weft.runtime.pairs import apart, parts_by_name
@@ -83,10 +82,12 @@ class NeedsOutputs:
         (fake,) = fake_launchers(self.kernel)
 
         def ask(launcher: Launcher, given: tuple[Any, ...]) -> None:
-            region, args = launcher.region, launcher.forms.extended(given)
-            pairs = zip(region.args, args, strict=True)
-            specs = {arg.name: loose_spec(arg, value) for arg, value in pairs}
-            answers.append(needs_outputs(lower(region, specs, self.kernel.source).function))
+            def answer(args: tuple[Any, ...]) -> bool:
+                pairs = zip(launcher.region.args, args, strict=True)
+                specs = [loose_spec(arg, value) for arg, value in pairs]
+                return needs_outputs(lowered_for(launcher, specs).function)
+
+            answers.append(launcher.forms.retried(given, answer))
 
         def launch(*given: Any) -> Any:
             apart(self.launcher, given, ask)

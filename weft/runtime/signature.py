@@ -232,6 +232,8 @@ def _constant(name: str, value: Any, span: Span | None) -> ConstSpec:
             f"`{name}` is a NumPy array", span,
             help=f"pass torch.from_numpy({name}), which shares its memory",
         )  # fmt: skip
+    if isinstance(value, torch.SymInt):
+        value = int(value)  # the graph is one for this value
     return ConstSpec(value.item() if isinstance(value, np.generic) else value)
 
 

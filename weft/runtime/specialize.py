@@ -112,6 +112,7 @@ class Forms:
         self.lock = threading.RLock()
         self.compiled: dict[tuple[Any, ...], Specialization] = {}
         self._numbers: dict[Any, int | float] = {}  # the first value of captured ones, by place
+        self._tried = frozenset[Any]()  # the numbers that are constants since the last error
         self._made = 0  # specialisations
         self._changes: Counter[str] = Counter()  # of specs from one to the next, by name
         self._last: dict[str, Spec] = {}
@@ -189,10 +190,20 @@ class Forms:
                 )  # fmt: skip
                 self.region.varying -= change.places
                 self.region.pinned |= change.places
-                self.forget()
+                self._fix(change.places)
             else:
                 assert isinstance(change, TensorReached)
                 self.reach(change.name, change.found)
+
+    def _fix(self, places: frozenset[Any], known: bool = True) -> None:
+        """The members of objects at these places are constants from now on, or no longer."""
+        with self.lock:
+            self.region.args[:] = [
+                replace(arg, template=known) if arg.member and arg.place in places else arg
+                for arg in self.region.args
+            ]
+            self._tried = places if known else frozenset()
+            self.forget()
 
     def reach(self, name: str, found: Static) -> None:
         """Passes the tensor that a called function reaches, or a number that it captured and that
@@ -246,12 +257,10 @@ class Forms:
                     self.options,
                     noalias=not aliased,
                 )
-        except CompileError:
-            passed = zip(self.region.args, specs, strict=True)
-            captured = [a.place for a, s in passed if isinstance(s, ScalarSpec) and s.captured]
-            if captured:  # the constants may do
-                raise NumberPinned(frozenset(captured)) from None
+        except CompileError as error:
+            self.ask(error, specs)
             raise
+        self._tried = frozenset()
         special = Specialization(
             self.region.index, self.region.span.line, signature, compiled.origin,
             dict(compiled.stages), aliased, compiled=compiled,
@@ -259,6 +268,21 @@ class Forms:
         self.compiled[key] = special
         self._bound(by_name)
         return special
+
+    def ask(self, error: CompileError, specs: Sequence[Spec]) -> None:
+        """Asks for the values of numbers that are passed at run time, since ``error`` may want
+        them: of captured ones, or of integers that are members of objects, first those where it
+        is."""
+        passed = [(a, s) for a, s in zip(self.region.args, specs, strict=True)
+                  if isinstance(s, ScalarSpec)]  # fmt: skip
+        captured = frozenset(a.place for a, s in passed if s.captured)
+        members = {a.place: ast.unparse(a.expr) for a, s in passed
+                   if a.member and s.kind in ("int", "bool")}  # fmt: skip
+        where = error.span.text if error.span else ""
+        named = frozenset(place for place, text in members.items() if text in where)
+        if places := captured or named or frozenset(members):
+            raise NumberPinned(places) from None
+        self._fix(self._tried, known=False)
 
     def _numbers_changed(self, guards: Sequence[Guard]) -> None:
         """Numbers that called functions captured, and that have changed, become arguments."""

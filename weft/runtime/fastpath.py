@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad, profiler
+from torch.utils import _python_dispatch
 
 from weft.frontend.kinds import is_int, passed_range
 from weft.frontend.scope import ABSENT, Guard
@@ -175,8 +176,8 @@ class Direct:
 
     def work(self, loop: native.FastCall, args: Sequence[Any]) -> native.FastCall | None:
         """What a builtin does in place of the kernel, where ``loop`` is what one does for its loop,
-        which has met ``args``; it is left to others within a level of forward mode, and where it
-        is profiled. None where there is none."""
+        which has met ``args``; it is left to others where somebody watches. None where there is
+        none."""
         given = {k: n for k, n in enumerate(self.order) if n is not None and n >= 0}
         fresh = {-1 - n: k for k, n in enumerate(self.order) if n is not None and n < 0}
         special = any(type(args[k]) not in self.plain for k in given)
@@ -213,8 +214,7 @@ class Direct:
                 packed = struct.pack("<d" if step.kind == record.FLOAT else "<q", args[k])
                 block[8 * step.slot : 8 * step.slot + 8] = packed
         work.block, work.check = bytes(block), tensor_check(distinct(tensors))
-        for module, name, idle in ((forward_ad, "_current_level", -1),
-                                   (profiler, "_is_profiler_enabled", False)):  # fmt: skip
+        for module, name, idle in _WATCHERS:
             work.guard(vars(module), sys.intern(name), idle, item=True, absent=False)
         for guard in self.guards:
             work.guard(guard.owner, guard.name, guard.value, guard.item, absent=False)
@@ -237,6 +237,13 @@ class Direct:
         return work if work.check is not None else None
 
 
+# Where values of modules are others than these, somebody watches calls. The check of tensors does
+# not see modes that compiled code may ignore, as that of selective checkpoints.
+_WATCHERS = (
+    (forward_ad, "_current_level", -1),
+    (profiler, "_is_profiler_enabled", False),
+    (_python_dispatch, "_is_in_torch_dispatch_mode", False),
+)
 _deterministic = torch._C._get_deterministic_algorithms
 _functions = torch._C._is_torch_function_mode_enabled
 _empty = getattr(

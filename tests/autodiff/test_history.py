@@ -229,10 +229,27 @@ def test_gradients_of_other_kinds_in_turn_are_rarely_learned(usual, monkeypatch)
 
 
 def test_one_tensor_twice(usual):
-    x = leaf(5)
-    planned(multiply, x, x)
-    multiply(x, x).sum().backward()
-    torch.testing.assert_close(x.grad, (2 * x).detach())
+    x, y = leaf(5), leaf(5)
+    for turn in range(40):  # in turn with others
+        a = y if turn % 2 else x
+        out, g = multiply(x, a), torch.randn(5, dtype=torch.float64)
+        if turn == 8:
+            del usual[:]
+        found = torch.autograd.grad(out, {x, a}, g)
+        expected = torch.autograd.grad(x * a, {x, a}, g)
+        torch.testing.assert_close(found, expected)
+        (found,) = torch.autograd.grad(multiply(x, a).sum(), (x,))
+        torch.testing.assert_close(found, torch.autograd.grad((x * a).sum(), (x,))[0])
+    assert not usual
+
+
+def test_a_gradient_that_is_a_tensor_of_the_call():
+    x, y = leaf(5), leaf(5)
+    planned(multiply, x, y)
+    for turn in range(12):
+        g = (x, y, torch.ones(5, dtype=torch.float64), y)[turn % 4]
+        found = torch.autograd.grad(multiply(x, y), (x, y), g.detach() if turn % 2 else g)
+        torch.testing.assert_close(found, (g * y, g * x))
 
 
 def test_numbers_may_change(usual):

@@ -7,6 +7,7 @@ import torch
 
 import weft
 from weft.errors import KernelTypeError, KernelValueError
+from weft.pytorch import contractions
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own
 
@@ -395,3 +396,30 @@ def test_an_error_of_the_host_part_is_that_of_the_call():
         with pytest.raises(RuntimeError, match="negative dimension"):
             narrowed(torch.randn(7), w)
         assert narrowed(torch.randn(2004), w).shape == (4,)
+
+
+def test_an_error_of_the_analysis_is_logged_and_the_call_goes_on(monkeypatch, caplog):
+    def broken(*_: object) -> bool:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(contractions, "only_contracted", broken)
+    kernel = weft.kernel(multiply)
+    x, w = torch.randn(3, 4), torch.randn(4, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert kernel(x, w).dtype == torch.float32
+    (record,) = caplog.records
+    assert record.message.startswith("nothing of `<weft.kernel")
+    assert "a bug" in caplog.text
+
+
+@pytest.mark.parametrize("policy", [None, True, ("x",), torch.float16, False])
+def test_interpret_casts_as_a_call_does(policy):
+    kernel = weft.kernel(multiply, autocast=policy)
+    x, w = torch.randint(1, 9, (3, 4)) + 2**-14, torch.randint(1, 9, (4, 5)) + 2**-14
+    with torch.autocast("cpu", torch.bfloat16):  # sums are exact, and casts cut the fractions off
+        called = kernel(x, w)
+        found = kernel.interpret(x, w)
+        (row,) = kernel.interpret(x[:1], w, only=(0, 2))
+    assert found.dtype == called.dtype
+    assert torch.equal(found, called)
+    assert row[2] == called[0, 2]

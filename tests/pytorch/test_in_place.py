@@ -205,6 +205,22 @@ def test_selective_checkpoints(policy):
     torch.testing.assert_close(x.grad, expected.grad)
 
 
+@pytest.mark.parametrize("calls", [0, 8])
+def test_a_policy_of_selective_checkpoints_meets_every_kernel(calls):
+    kernel = weft.kernel(square.function)
+    x, met = torch.arange(1.0, 4.0, requires_grad=True), []
+
+    def policy(context, operator, *args, **kwargs):
+        met.append(operator)
+        return CheckpointPolicy.MUST_SAVE
+
+    for _ in range(calls):  # which a builtin serves then
+        kernel(x).sum().backward()
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+    checkpoint(kernel, x, use_reentrant=False, context_fn=contexts)
+    assert met == [kernel.op]
+
+
 def test_a_checkpoint_around_the_operator():
     x = torch.arange(1.0, 4.0, requires_grad=True)
     checkpoint(lambda x: square.op(x.sin()).sum(), x, use_reentrant=False).backward()

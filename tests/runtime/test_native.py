@@ -235,8 +235,22 @@ def test_counts_and_keywords():
 def launching(n=1, **given):
     it = work(n, extents=[16] * n, block=bytes(8 * n), **given)
     for k in range(n):
-        it.step(record.TENSOR, k, slot=k)
+        it.step(record.TENSOR, k, slot=k, range=(k, 0))
     return made(it)
+
+
+def test_a_tensor_that_is_given_twice():
+    x, y = torch.ones(4), torch.ones(4)
+    it = work(3, check=fastpath.tensor_check([x, y]), extents=[16] * 3, block=bytes(24))
+    for k, tensor in enumerate((x, y, x)):
+        it.tensor(k, k, tensor)
+    assert (it.pattern, it.checked) == ((0, 1, 0), 2)
+    call = made(it)
+    assert call(x, y, x) is call(y, x, y) is None
+    assert struct.unpack("<3Q", SEEN[0]) == (x.data_ptr(), y.data_ptr(), x.data_ptr())
+    for args in ((x, y, y), (x, x, x), (x, y, torch.ones(4)), (x, y, None)):
+        assert call(*args) == ("fallback", args, {})
+    assert len(SEEN) == 2
 
 
 @pytest.mark.parametrize("said", [False, None, 1, "True", TypeError, AttributeError, ValueError])

@@ -10,16 +10,18 @@ is cast. Everything stays as it is with ``autocast=False``.
 from __future__ import annotations
 
 import ast
+import logging
 from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 
-from weft.errors import KernelTypeError
+from weft.errors import KernelTypeError, WeftError
 from weft.lang.dtypes import DType
 from weft.pytorch.annotations import is_checked
 from weft.runtime.launch import KernelLike
 
+log = logging.getLogger("weft.specialize")
 _DEVICES = ("cpu", "cuda", "mps")
 _SIZE = 1024  # of all tensors where sizes decide on nothing
 _MOST = 256  # kinds of arguments, numbers among them, of which is remembered what is cast
@@ -147,18 +149,31 @@ class Policy:
         ``kinds``. A constant to Dynamo."""
         found = self.known.get(kinds)
         if found is None:
-            from weft.pytorch.contractions import contracted  # where autocast is on
-
             if len(self.known) >= _MOST:
                 self.known.clear()
-            try:
-                found = contracted(self.kernel, kinds, inside=self.own)
-            except Exception:
-                if not self.own:
-                    raise
-                found = ()  # the call raises it, with its own arguments
-            self.known[kinds] = found
+            found = self.known[kinds] = self._unasked(kinds) if self.own else self._asked(kinds)
         return found
+
+    def _asked(self, kinds: Any) -> tuple[str, ...]:
+        from weft.pytorch.contractions import contracted, launches  # where autocast is on
+
+        return contracted(launches(self.kernel, kinds))
+
+    def _unasked(self, kinds: Any) -> tuple[str, ...]:
+        """The same where nobody asked for a policy: nothing where a call is wrong."""
+        from weft.pytorch.contractions import contracted, launches  # where autocast is on
+
+        try:
+            found = launches(self.kernel, kinds)
+        except Exception:  # whatever a host part raises: the call does, with its own arguments
+            return ()
+        try:
+            return contracted(found, inside=True)
+        except WeftError:  # likewise
+            return ()
+        except Exception:
+            log.warning("nothing of `%s` is cast under autocast", self.kernel, exc_info=True)
+            return ()
 
     derived._dynamo_marked_constant = True  # type: ignore[attr-defined]
 

@@ -11,12 +11,14 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 # What is asked of torch's modes has no public name.
 # pyright: reportPrivateUsage=false
 from weft.errors import KernelValueError
+from weft.frontend.lower import lower
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.views import For, If, is_constant, memory
 from weft.pytorch.batches import storage
-from weft.pytorch.fake import fake_launchers, loose_spec, lowered_for
+from weft.pytorch.fake import fake_launchers, loose_spec
 from weft.runtime.inspection import visited
 from weft.runtime.launch import KernelLike, Launcher
+from weft.values import frozen
 
 _CASTS = ("arith.extf", "arith.truncf")
 # What torch says where a tensor without data is asked for it.
@@ -50,36 +52,29 @@ class _Reads(TorchDispatchMode):
         return out
 
 
-def contracted(kernel: KernelLike, kinds: Any, inside: bool = False) -> tuple[str, ...]:
-    """The parameters that are used for contractions alone, ``inside`` of iterations: whose sums
-    are none of all iterations. Raises ``KernelValueError`` where the host part looks at
-    elements."""
+@frozen
+class Launches:
+    """What a call launches: ``values`` of the arguments of each launcher. ``names``: the parameters
+    by their memory; ``read``: what PyTorch's operators read of these."""
+
+    launched: list[tuple[Launcher, tuple[Any, ...]]]
+    names: dict[int, str]
+    read: set[str]
+
+
+def launches(kernel: KernelLike, kinds: Any) -> Launches:
+    """Carries the host part out on tensors without data, and raises what that raises: a call would,
+    too. Raises ``KernelValueError`` where the host part looks at elements."""
     args, kwargs = [_made(k) for k in kinds[0]], {n: _made(k) for n, k in kinds[1]}
     bound = kernel.bind(tuple(args), kwargs).arguments
     names = {storage(v): n for n, v in bound.items() if isinstance(v, torch.Tensor)}
-    uses: dict[str, bool] = {}
     reads = _Reads()
-
-    def visit(launcher: Launcher, values: tuple[Any, ...]) -> None:
-        def lowered(values: tuple[Any, ...]) -> tuple[list[tuple[Any, Any]], Function]:
-            pairs = list(zip(launcher.region.args, values, strict=True))
-            specs = [loose_spec(arg, value) for arg, value in pairs]
-            return pairs, lowered_for(launcher, specs).function
-
-        pairs, function = launcher.forms.retried(values, lowered)
-        arrays = {a.name: a for a in function.args}
-        for arg, value in pairs:
-            if isinstance(value, torch.Tensor) and arg.name in arrays:
-                name = names.get(storage(value), "")
-                uses[name] = uses.get(name, True) and only_contracted(
-                    function, arrays[arg.name], inside
-                )
-
     try:
         with _disable_current_modes(), torch.no_grad(), torch.autocast("cpu", enabled=False), reads:
-            visited(
-                kernel.parts.host, kernel.launchers, fake_launchers(kernel), args, kwargs, visit
-            )
+            launched = visited(
+                kernel.parts.host, kernel.launchers, fake_launchers(kernel), args, kwargs,
+                lambda launcher, values: (launcher, values),
+            )  # fmt: skip
     except RuntimeError as error:
         if not _ASKS_FOR_DATA.search(str(error)):
             raise  # as a call would
@@ -88,8 +83,26 @@ def contracted(kernel: KernelLike, kinds: Any, inside: bool = False) -> tuple[st
             f"at elements: {error}", kernel.span,
             help="name the parameters that are to be cast: autocast=('x', 'w')",
         ) from None  # fmt: skip
-    other = {names[memory] for memory in reads.read if memory in names}
-    return tuple(n for n, alone in uses.items() if n and alone and n not in other)
+    read = {names[memory] for memory in reads.read if memory in names}
+    return Launches(launched, names, read)
+
+
+def contracted(found: Launches, inside: bool = False) -> tuple[str, ...]:
+    """The parameters that are used for contractions alone, ``inside`` of iterations: whose sums
+    are none of all iterations. Raises what lowering a loop raises."""
+    uses: dict[str, bool] = {}
+    for launcher, values in found.launched:
+        pairs = list(zip(launcher.region.args, values, strict=True))
+        specs = {arg.name: loose_spec(arg, value) for arg, value in pairs}
+        function = lower(launcher.region, specs, launcher.source).function
+        arrays = {a.name: a for a in function.args}
+        for arg, value in pairs:
+            if isinstance(value, torch.Tensor) and arg.name in arrays:
+                name = found.names.get(storage(value), "")
+                uses[name] = uses.get(name, True) and only_contracted(
+                    function, arrays[arg.name], inside
+                )
+    return tuple(n for n, alone in uses.items() if n and alone and n not in found.read)
 
 
 def only_contracted(function: Function, array: Value, inside: bool) -> bool:

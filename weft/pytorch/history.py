@@ -32,7 +32,7 @@ from weft.pytorch.loop import NEVER, Loop, Reversed
 from weft.pytorch.workspaces import Workspaces
 from weft.runtime import native, record
 from weft.runtime.cache import disk
-from weft.runtime.fastpath import INT64, fresh_maker, passed, tensor_check
+from weft.runtime.fastpath import INT64, distinct, fresh_maker, passed, tensor_check
 from weft.runtime.function import CompiledFunction
 from weft.runtime.launch import TINY, Launcher, check_error
 from weft.runtime.overlap import dense, extent
@@ -350,7 +350,7 @@ def _launched(
     by_name = {name: v for v, name in zip(values, step.names, strict=True)
                if isinstance(v, torch.Tensor) and name not in fresh}  # fmt: skip
     known = [*by_name.values()]
-    check = tensor_check(known)
+    check = tensor_check(distinct(known))
     made, _, block = step.run.bound(values)
     slots = made.fitting(tensors, chooser).slots
     pointers = [slot.arg for slot in slots if slot.kind == "pointer"]
@@ -371,7 +371,7 @@ def _launched(
         if (name := step.names[slot.arg]) in fresh:
             continue
         if kind == "pointer":
-            work.step(record.TENSOR, given.index(name), slot=place, type=type(value))
+            work.tensor(given.index(name), place, value)
         elif kind in ("int", "float"):
             if (type(value) is float) != (kind == "float"):
                 return None
@@ -380,7 +380,7 @@ def _launched(
     given_name, one = given_once
     if given_name in by_name:
         place = pointers.index(step.names.index(given_name))
-        work.spread = _spread(known, [*by_name].index(given_name), place, one)
+        work.spread = _spread(known, by_name[given_name], place, one)
     if first is not None:
         work.step(record.ASKED, None, objects=[torch.is_grad_enabled, False])
         work.guard(vars(forward_ad), sys.intern("_current_level"), -1, item=True, absent=False)
@@ -391,16 +391,17 @@ def _launched(
 
 
 def _spread(
-    tensors: Sequence[torch.Tensor], k: int, slot: int, first: bool
+    tensors: Sequence[torch.Tensor], like: torch.Tensor, slot: int, first: bool
 ) -> native.Spread | None:
-    """For a launch on ``tensors``, of which the one at ``k`` stands at ``slot`` in the block; None
-    where that is on another device, or large. ``first``: it was one element for all places."""
-    like = tensors[k]
+    """For a launch on ``tensors``, of which ``like`` stands at ``slot`` in the block; None where
+    that is there twice, on another device, or large. ``first``: it was one element for all
+    places."""
     small = like.nbytes <= record.MOST_SPREAD and like.element_size() in record.SPREADS
-    if like.device.type != "cpu" or not small:
+    twice = sum(t is like for t in tensors) > 1
+    if like.device.type != "cpu" or not small or twice:
         return None
     one = torch.zeros((), dtype=like.dtype).expand(like.size())
-    check = tensor_check([*tensors[:k], one, *tensors[k + 1 :]])
+    check = tensor_check([one if t is like else t for t in distinct(tensors)])
     return check and native.Spread(check, slot, like.numel(), like.element_size(), first)
 
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad, profiler
+from torch.utils import _python_dispatch
 
 from weft.frontend.kinds import is_int, passed_range
 from weft.frontend.scope import ABSENT, Guard
@@ -101,13 +102,15 @@ class Generated:
         return self.alias_plans.get((key, shared)) if shared else self.plans.get(key)
 
     def for_plan(
-        self, plan: Plan, specs: Sequence[Spec], args: Sequence[Any]
-    ) -> native.FastCall | None:
+        self, plan: Plan, specs: Sequence[Spec], args: Sequence[Any],
+        history: native.History | None = None,
+    ) -> native.FastCall | None:  # fmt: skip
         """What a builtin does for calls like this one, also where ``args`` are the complex tensors
         and numbers whose parts ``specs`` are of; None where there is none."""
         tensors = tensors_of(self.kinds)
-        check = tensor_check([args[k] for k in tensors])
-        if check is None or plan.takes_tensors:
+        check = tensor_check(distinct([args[k] for k in tensors]))
+        pairs = disjoint_pairs(self.writes, tensors)
+        if check is None or plan.takes_tensors or any(args[i] is args[j] for i, j in pairs):
             return None
         head = 8 * (len(tensors) + len(plan.makers))
         block = bytes(head + 8 * sum(map(_slots, specs))) + plan.tail
@@ -117,16 +120,15 @@ class Generated:
         others = tuple(g for g in plan.guards if g not in simple)
         work = native.FastCall(
             len(args), check if tensors else None, plan.call, plan.direct, plan.extents,
-            [(tensors.index(i), tensors.index(j)) for i, j in disjoint_pairs(self.writes, tensors)],
-            self.mutated, plan.makers, block, plan.grad, others, self.holds,
-            plan.history[0] if plan.history else None,
+            [(tensors.index(i), tensors.index(j)) for i, j in pairs],
+            self.mutated, plan.makers, block, plan.grad, others, self.holds, history,
         )  # fmt: skip
         for guard in simple:
             work.guard(guard.owner, guard.name, guard.read() if guard.holds() else guard.value,
                        guard.item, guard.value is ABSENT)  # fmt: skip
         if plan.unordered:  # the call sees to it where torch is to be deterministic
             work.step(record.ASKED, None, objects=[_deterministic, False])
-        for k in self.writes if plan.history else ():  # torch has another history for views
+        for k in self.writes if history else ():  # torch has another history for views
             work.step(record.CALLBACK, k, objects=[torch.Tensor._is_view, False, None])
         slot = head // 8
         for k, (kind, spec, value) in enumerate(zip(self.kinds, specs, args, strict=True)):
@@ -149,6 +151,11 @@ def tensor_check(tensors: Sequence[torch.Tensor], sizes: bool = True) -> Callabl
     return check if check(*tensors) else None  # one of them may be there twice
 
 
+def distinct(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors, each once."""
+    return [*{id(t): t for t in tensors}.values()]
+
+
 @frozen
 class Direct:
     """A kernel that is one loop and new tensors for it: its ``entry`` (see ``make_entry``), and
@@ -169,8 +176,8 @@ class Direct:
 
     def work(self, loop: native.FastCall, args: Sequence[Any]) -> native.FastCall | None:
         """What a builtin does in place of the kernel, where ``loop`` is what one does for its loop,
-        which has met ``args``; it is left to others within a level of forward mode, and where it
-        is profiled. None where there is none."""
+        which has met ``args``; it is left to others where somebody watches. None where there is
+        none."""
         given = {k: n for k, n in enumerate(self.order) if n is not None and n >= 0}
         fresh = {-1 - n: k for k, n in enumerate(self.order) if n is not None and n < 0}
         special = any(type(args[k]) not in self.plain for k in given)
@@ -196,17 +203,18 @@ class Direct:
             if k is None:
                 work.steps.append(step)
             elif k in given:
-                low = len(tensors) if step.kind == record.TENSOR else step.low
-                tensors += [args[k]] if step.kind == record.TENSOR else []
-                work.steps.append(step._replace(argument=given[k], low=low))
+                if step.kind == record.TENSOR:
+                    work.tensor(given[k], step.slot, args[k])
+                    tensors.append(args[k])
+                else:
+                    work.steps.append(step._replace(argument=given[k]))
             elif self.order[k] is None:
                 if step.kind not in (record.INTEGER, record.FLOAT):
                     return None
                 packed = struct.pack("<d" if step.kind == record.FLOAT else "<q", args[k])
                 block[8 * step.slot : 8 * step.slot + 8] = packed
-        work.block, work.check = bytes(block), tensor_check(tensors)
-        for module, name, idle in ((forward_ad, "_current_level", -1),
-                                   (profiler, "_is_profiler_enabled", False)):  # fmt: skip
+        work.block, work.check = bytes(block), tensor_check(distinct(tensors))
+        for module, name, idle in _WATCHERS:
             work.guard(vars(module), sys.intern(name), idle, item=True, absent=False)
         for guard in self.guards:
             work.guard(guard.owner, guard.name, guard.value, guard.item, absent=False)
@@ -229,6 +237,13 @@ class Direct:
         return work if work.check is not None else None
 
 
+# Where values of modules are others than these, somebody watches calls. The check of tensors does
+# not see modes that compiled code may ignore, as that of selective checkpoints.
+_WATCHERS = (
+    (forward_ad, "_current_level", -1),
+    (profiler, "_is_profiler_enabled", False),
+    (_python_dispatch, "_is_in_torch_dispatch_mode", False),
+)
 _deterministic = torch._C._get_deterministic_algorithms
 _functions = torch._C._is_torch_function_mode_enabled
 _empty = getattr(
@@ -381,7 +396,7 @@ class Argument(NamedTuple):
 
 
 def _tensor(work: native.FastCall, a: Argument) -> None:
-    work.step(record.TENSOR, a.k, slot=a.number, type=type(a.value))
+    work.tensor(a.k, a.number, a.value)
 
 
 def _scalar(work: native.FastCall, a: Argument) -> None:

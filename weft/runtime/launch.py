@@ -45,6 +45,7 @@ from weft.runtime.fastpath import (
     bounds,
     counter,
     disjoint_pairs,
+    distinct,
     generate,
     kind_of,
     scalar_formats,
@@ -362,11 +363,9 @@ class Launcher:
             plan = code.plans.get(code.key(*args))
             fits = tuple(map(kind_of, specs, args)) == tuple(code.kinds)
             if plan is not None and fits and any(code is own for own in self.generated.values()):
-                recorded = plan.grad and torch.is_grad_enabled()
-                if recorded and not (plan.history or code.mutated) and holds(plan.guards):
-                    found = self.history(args)
-                    plan.history.extend([found] if found else [])
-                self.put(code.for_plan(plan, specs, args), args)
+                recorded = plan.grad and torch.is_grad_enabled() and not code.mutated
+                history = _history(self, plan, args) if recorded else next(iter(plan.history), None)
+                self.put(code.for_plan(plan, specs, args, history), args)
         return code.launch(*args)
 
     def put(self, work: native.FastCall | None, args: tuple[Any, ...]) -> None:
@@ -374,7 +373,7 @@ class Launcher:
         if work is not None:
             if self.direct is not None and not self._reaches:
                 work.whole = self.direct.work(work, args)
-            others = [w for w in self.promoted if w.call is not work.call or not w.grad]
+            others = [w for w in self.promoted if not (w.grad and w.serves(work))]
             self.promoted = [work, *others][:MOST_BUILTINS]
             self._chain()
 
@@ -483,6 +482,17 @@ def _plan(
     return Plan(call, pack, struct.pack(f"<{len(tail)}q", *tail), takes_tensors, grad,
                 tuple(compiled.guards),
                 tuple(extents), tuple(makers), direct, counter(), loop.unordered, [])  # fmt: skip
+
+
+def _history(launcher: Launcher, plan: Plan, args: tuple[Any, ...]) -> native.History | None:
+    """What tells autograd of calls like this one. A backward is planned for tensors that are the
+    same as in the first one: where some are, calls have a history of their own."""
+    if not plan.history and holds(plan.guards):
+        found = launcher.history(args)
+        plan.history.extend([found] if found else [])
+    tensors = [v for v in args if isinstance(v, torch.Tensor)]
+    same = plan.history and len(distinct(tensors)) < len(tensors)
+    return launcher.history(args) if same else next(iter(plan.history), None)
 
 
 def _memory(specs: Sequence[Spec]) -> list[int]:

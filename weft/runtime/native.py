@@ -109,6 +109,7 @@ class FastCall:
     rest: Sequence[int] | None = None
     spread: Spread | None = None
     whole: FastCall | None = None  # the same in place of the kernel
+    numbers: dict[int, int] = field(default_factory=dict)  # of the tensors to check, by ``id``
     steps: list[Step] = field(default_factory=list)
     objects: list[object] = field(default_factory=list)
 
@@ -121,14 +122,28 @@ class FastCall:
         low, high = range
         if objects:
             low = self.keep(*objects)
-        if kind == record.TENSOR:
-            low = self.checked
         self.steps.append(Step(kind, argument, slot, id(type) if type else 0, low, high))
+
+    def tensor(self, argument: int, slot: int, value: torch.Tensor) -> None:
+        """Adds a step: a tensor as ``value`` is, which is the same as one before where that is."""
+        count = len(self.numbers)
+        number = self.numbers.setdefault(id(value), count)
+        again = number < count
+        self.step(record.TENSOR, argument, slot=slot, type=type(value), range=(number, again))
+
+    @property
+    def pattern(self) -> tuple[int, ...]:
+        """Which arguments are the same tensor: the numbers of theirs among those to check."""
+        return tuple(step.low for step in self.steps if step.kind == record.TENSOR)
+
+    def serves(self, other: FastCall) -> bool:
+        """Whether this serves calls of the plan of ``other``, with the same tensors twice."""
+        return self.call is other.call and self.pattern == other.pattern
 
     @property
     def checked(self) -> int:
         """How many tensors are given to ``check``."""
-        return sum(step.kind == record.TENSOR for step in self.steps)
+        return len({*self.pattern})
 
     def keep(self, *objects: object) -> int:
         """Where the first of these is among all objects."""

@@ -38,7 +38,8 @@ OBJECTS = (
 )  # fmt: skip
 # Kinds of steps. "type": the exact type that the argument has.
 TENSOR = 0  # the tensor "low" of those to check, whose address goes to "slot", unless it is nested:
-# asked about such a tensor, ``check`` ends the process, and ``export`` raises
+# asked about such a tensor, ``check`` ends the process, and ``export`` raises. "high": whether it
+# has to be the one that another argument was, since ``check`` refuses to be given one twice
 INTEGER = 1  # a number of that type from "low" to "high", to "slot" as an integer
 FLOAT = 2  # a number of that type, to "slot" as a double
 IDENTITY = 3  # the object "low"

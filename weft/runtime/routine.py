@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 from weft.codegen.emit import Emitter, Module
@@ -195,7 +196,10 @@ Step = dict[str, str]
 
 
 def _tensor(w: _Writer, step: Step) -> None:
-    w.store("ptr", step["value"], w.at("%tensors", step["low"], "ptr"))
+    place = w.at("%tensors", step["low"], "ptr")
+    with w.where(w.test("ne", step["high"], 0)):
+        w.need(w.test("eq", step["value"], w.load(place, "ptr"), "ptr"))
+    w.store("ptr", step["value"], place)
     w.give("i1", w.points("%export", step["value"], step["place"]))
 
 
@@ -236,10 +240,6 @@ def _item(w: _Writer, step: Step, missing: str = "no") -> None:
     w.give("i1", w.test("eq", held, w.operand(step, 2), "ptr"))
 
 
-def _missing(w: _Writer, step: Step) -> None:
-    _item(w, step, "stored")
-
-
 def _attribute(w: _Writer, step: Step) -> None:
     held = w.api("PyObject_GetAttr", w.operand(step, 0), w.operand(step, 1))
     w.refuse(w.null(held))
@@ -272,8 +272,9 @@ def _callback(w: _Writer, step: Step) -> None:
 
 _STEPS: dict[int, Callable[[_Writer, Step], None]] = {
     record.TENSOR: _tensor, record.INTEGER: _integer, record.FLOAT: _float, record.IDENTITY: _same,
-    record.EQUAL: _equal, record.SIZE: _size, record.CALLBACK: _callback, record.ITEM: _item,
-    record.MISSING: _missing, record.ATTRIBUTE: _attribute, record.ASKED: _asked,
+    record.EQUAL: _equal, record.SIZE: _size, record.CALLBACK: _callback, record.ASKED: _asked,
+    record.ITEM: _item, record.MISSING: partial(_item, missing="stored"),
+    record.ATTRIBUTE: _attribute,
 }  # fmt: skip
 
 
@@ -458,8 +459,7 @@ def _carries(w: _Writer) -> None:
     w.jump("called")
     w.start("called")
     with w.where(w.test("ne", head["mutated"], 0)):
-        written = w.api("PyTuple_New", head["mutated"])
-        w.refuse(w.null(written), "fail")
+        w.refuse(w.null(written := w.api("PyTuple_New", head["mutated"])), "fail")
         with w.each(head["mutated"]) as k:
             tensor = w.load(w.at("%args", w.load(w.at("%mutated", k)), "ptr"), "ptr")
             w.api("Py_IncRef", tensor)

@@ -584,6 +584,7 @@ def interpreted(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
              if n in kwargs and n not in kernel.signature.parameters}  # fmt: skip
     if kernel.tuning is not None:
         args, kwargs = kernel.tuning.completed(kernel, args, kwargs)
+    args, kwargs = kernel.recast(args, kwargs)  # as a call would
     try:
         return run(kernel.function, args, kwargs, kernel.source, **asked)
     except OverflowError:

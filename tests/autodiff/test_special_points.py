@@ -236,6 +236,17 @@ def test_a_result_at_which_nobody_looks_has_no_derivative() -> None:
     assert hessian(twice)(x).tolist() == [[0.0, 0.0], [0.0, 0.0]]
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_result_that_a_graph_drops_has_no_derivative(backend: str) -> None:
+    """The backward operator got zeros for it."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: two_results(x)[1], backend=backend, fullgraph=True)
+    leaf = numbers(0.0, 4.0).requires_grad_()
+    for _ in range(3):  # the last one by machine code
+        (slope,) = torch.autograd.grad(compiled(leaf).sum(), leaf)
+        assert slope.tolist() == [2.0, 2.0]
+
+
 def quotient(x: Any, y: Any) -> Any:
     return x / y
 

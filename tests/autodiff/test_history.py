@@ -534,3 +534,28 @@ def test_a_gradient_of_some_results_has_a_derivative() -> None:
         (slope,) = torch.autograd.grad(three_results(x)[0].sum(), x, create_graph=True)
         (curvature,) = torch.autograd.grad(slope.sum(), x)
         assert curvature.tolist() == [2.0, 2.0]
+
+
+@weft.kernel
+def rests(x, y):
+    out, rest = torch.empty_like(x), torch.empty_like(x)
+    for i in out:
+        out[i] = x[i] * y[i]
+        rest[i] = x[i] % y[i]
+    return out, rest
+
+
+def test_a_planned_gradient_asks_for_the_size_of_a_result_at_which_nobody_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was a KeyError: the result is not saved."""
+    x, y = torch.tensor([1.0, 5.0, -3.0]), torch.tensor([2.0, 3.0, 2.0])
+
+    def slopes() -> list[list[float]]:
+        leaves = [t.clone().requires_grad_() for t in (x, y)]
+        return [g.tolist() for g in torch.autograd.grad(rests(*leaves)[1].sum(), leaves)]
+
+    for _ in range(3):
+        assert slopes() == [[1.0, 1.0, 1.0], [0.0, -1.0, 2.0]]
+    monkeypatch.setattr(autograd.Launch, "backward", None)  # it is planned
+    assert slopes()[1] == [0.0, -1.0, 2.0]

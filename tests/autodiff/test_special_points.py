@@ -95,6 +95,46 @@ def test_the_second_derivative_of_a_power_of_zero() -> None:
     assert curvature.tolist() == [2.0, 0.0, 12.0]
 
 
+def orders(call: Callable[..., Any], x: torch.Tensor, most: int = 3) -> list[list[float]]:
+    """The value and its derivatives."""
+    leaf = x.clone().requires_grad_()
+    found = [call(leaf)]
+    while len(found) <= most and found[-1].requires_grad:
+        found += torch.autograd.grad(found[-1].sum(), leaf, create_graph=True)
+    return [f.tolist() for f in found]
+
+
+@weft.kernel
+def powers(x, n):
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = x[i] ** n
+    return out
+
+
+@pytest.mark.parametrize("n", [-1, -2, -3, -2.0])
+def test_negative_powers_at_zero_and_at_infinity(n: float) -> None:
+    """The derivatives of 1 / (x * x) were NaN, as inf * 0."""
+    x = numbers(0.0, -0.0, math.inf, -math.inf, 1e-200, 2.0, -0.5)
+    expected = orders(lambda x: x**n, x)
+    assert orders(lambda x: of_one(x, lambda v: v**n), x) == expected
+    assert orders(lambda x: powers(x, n), x) == expected
+
+
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_further_derivatives_of_powers_end(n: int) -> None:
+    x = numbers(0.0, -0.0, 2.0)
+    found, expected = orders(lambda x: powers(x, n), x, 4), orders(lambda x: x**n, x, 4)
+    assert found[: len(expected)] == expected  # torch knows that there are no more
+    assert all(value == 0.0 for more in found[len(expected) :] for value in more)
+
+
+def test_a_rest_that_there_is_not() -> None:
+    x, y = numbers(1.0, -5.0, math.inf, 4.0), numbers(0.0, 0.0, 2.0, math.inf)
+    mine = derivatives(lambda x, y: of_two(x, y, torch.fmod), x, y)[:2]
+    assert [g.tolist() for g in mine] == [g.tolist() for g in derivatives(torch.fmod, x, y)[:2]]
+
+
 def test_the_origin_of_an_angle() -> None:
     first = derivatives(lambda y, x: of_two(y, x, torch.atan2), numbers(0.0), numbers(0.0))[:2]
     assert [g.item() for g in first] == [0.0, 0.0]
@@ -196,6 +236,17 @@ def test_a_result_at_which_nobody_looks_has_no_derivative() -> None:
     assert hessian(twice)(x).tolist() == [[0.0, 0.0], [0.0, 0.0]]
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_result_that_a_graph_drops_has_no_derivative(backend: str) -> None:
+    """The backward operator got zeros for it."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: two_results(x)[1], backend=backend, fullgraph=True)
+    leaf = numbers(0.0, 4.0).requires_grad_()
+    for _ in range(3):  # the last one by machine code
+        (slope,) = torch.autograd.grad(compiled(leaf).sum(), leaf)
+        assert slope.tolist() == [2.0, 2.0]
+
+
 def quotient(x: Any, y: Any) -> Any:
     return x / y
 
@@ -204,8 +255,8 @@ def quotient(x: Any, y: Any) -> Any:
 def test_second_derivatives_by_one_operand(f: Callable[..., Any]) -> None:
     """The other one's may be infinite, or NaN."""
     pairs = [(a, b) for a in (1.0, -1.0, 2.0, -0.5, 0.0) for b in (0.0, 1.0, 2.0, -1.0, 0.5)]
-    if f is torch.pow:  # the exponent's, of a zero, is the one of torch.pow's that we have as 0
-        pairs = [(a, b) for a, b in pairs if a]
+    if f is torch.pow:  # 0 where torch has NaN: the exponent's of a zero, and, of a negative base,
+        pairs = [(a, b) for a, b in pairs if a and (a > 0 or b)]  # those at the exponent 0
     args = numbers(*(a for a, _ in pairs)), numbers(*(b for _, b in pairs))
 
     def both(call: Callable[..., Any]) -> list[torch.Tensor]:

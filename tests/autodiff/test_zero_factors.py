@@ -10,6 +10,7 @@ import torch
 from torch.func import grad, jvp
 
 from tests.autodiff.kernels import product_of_all
+from weft.errors import GradientError
 
 WAYS: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], Any]] = {
     "reverse": lambda f, x, v: grad(f)(x),
@@ -35,6 +36,21 @@ def test_derivatives_are_those_of_torch(way: str, zeros: int) -> None:
     expected = WAYS[way](lambda x: (x + 1).prod(), x, v)
     found = WAYS[way](product_of_all, x, v)
     torch.testing.assert_close(found, expected)
+
+
+def test_the_fourth_derivative_is_the_last() -> None:
+    """A fifth one lacked the terms of more than three zeros, silently."""
+    x, v = torch.randn(6, dtype=torch.float64), torch.randn(5, 6, dtype=torch.float64)
+    x[:4] = -1.0
+
+    def along(f: Any, n: int) -> Any:
+        return f if n < 0 else lambda x: (grad(along(f, n - 1))(x) * v[n]).sum()
+
+    expected = along(lambda x: (x + 1).prod(), 3)(x)
+    torch.testing.assert_close(along(product_of_all, 3)(x), expected)
+    with pytest.raises(GradientError, match="has no fifth derivative") as caught:
+        along(product_of_all, 4)(x)
+    assert "multiply in a loop inside" in str(caught.value)
 
 
 def test_a_product_that_overflows_without_its_zero_has_gradients_of_zero() -> None:

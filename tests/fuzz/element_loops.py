@@ -51,7 +51,8 @@ class Program:
         if depth > 1 or self.random.random() < 0.4:
             return self.pick(("t", "c", "k", "1", "2", "n", "3", "len(x)", "y.shape[0]"))
         op = self.pick(("+", "-", "*", "//", "%", "**", "&", "|"))
-        return f"{self.integer(depth + 1)} {op} {self.integer(depth + 1)}"
+        left, right = self.integer(depth + 1), self.integer(depth + 1)
+        return f"({left}) % 9 ** (({right}) % 4)" if op == "**" else f"{left} {op} {right}"
 
     def condition(self, depth: int = 0) -> str:
         kind, op = self.random.random(), self.pick(("<", ">", "<=", ">=", "==", "!="))
@@ -70,7 +71,9 @@ class Program:
         if kind < 0.5:
             return [f"{space}{pick('sab')} {pick(('=', '=', '+=', '*='))} {self.number()}"]
         if kind < 0.58:
-            return [f"{space}{pick('ck')} {pick(('=', '+=', '-='))} {self.integer()}"]
+            value = self.integer()  # numbers that are squared again and again keep Python for hours
+            value = f"({value}) % 1000003" if "*" in value else value
+            return [f"{space}{pick('ck')} {pick(('=', '+=', '-='))} {value}"]
         if kind < 0.65:
             return [f"{space}{pick(('v = ', 'a, b = s, '))}{self.number()}"]
         if kind < 0.69:

@@ -145,8 +145,20 @@ def check_second(random: Random) -> str:
         return tuple(torch.zeros_like(t) if g is None else g
                      for t, g in zip(leaves, found, strict=True))  # fmt: skip
 
-    def moved(step: float) -> Tensors:
-        return gradient(*(t + step * u for t, u in zip(floats, directions, strict=True)))
+    def along(us: Tensors) -> tuple[Tensors, ...]:
+        return slopes(lambda step: gradient(*map(lambda t, u: t + step * u, floats, us)))
+
+    def linear() -> bool:
+        """Whether differences of the gradient are linear in the direction, as they are but where
+        it has a kink: at ties of an even function each direction has a winner of its own."""
+        for _ in range(6):
+            other = tuple(_normal(generator, t) for t in floats)
+            both = along(tuple(map(torch.add, directions, other)))
+            parts = zip(fine, error, *along(other), *both, strict=True)
+            for f, e, g, *off, h, more, bent in parts:
+                if ((f + g - h).abs() > 4 * (e + sum(off) + more + bent) + EXACT * _size(h)).any():
+                    return False
+        return True
 
     def forward_over_reverse() -> Tensors:
         with forward_ad.dual_level():
@@ -169,7 +181,7 @@ def check_second(random: Random) -> str:
         return _gradients(total, leaves)
 
     try:
-        fine, *errors = slopes(moved)
+        fine, *errors = along(directions)
     except GradientError as caught:
         return f"refused: {caught}"
     error = tuple(map(torch.add, *errors))
@@ -185,9 +197,10 @@ def check_second(random: Random) -> str:
             continue
         for g, f, e in zip(found, fine, error, strict=True):
             slack = 10 * EXACT * _size(f) + 4 * e
-            assert ((g - f).abs() <= slack).all(), _says(
-                drawn, f"second derivatives ({way.__name__})", f, g, floats, m, n, a
-            )
+            if not ((g - f).abs() <= slack).all():
+                what = f"second derivatives ({way.__name__})"
+                assert not linear(), _says(drawn, what, f, g, floats, m, n, a)
+                return "rough"
     return f"refused: {refused[0]}" if refused else "compared"
 
 

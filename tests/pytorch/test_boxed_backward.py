@@ -191,6 +191,46 @@ def steep(x: torch.Tensor, s: float) -> torch.Tensor:
     return out
 
 
+def root(x: torch.Tensor, y: torch.Tensor, s: float) -> Any:
+    """The slope of its first result is infinite at 0."""
+    out, both, rest = torch.empty_like(x), torch.zeros_like(x), torch.zeros_like(x)
+    for i in range(x.shape[0]):
+        out[i] = math.sqrt(x[i])
+        rest[i] = x[i] * s
+        both[i] = x[i] * y[i] + out[i]
+    return out, both, rest
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_results_at_which_nobody_looks(device: str) -> None:
+    """Of these the backward has no gradients: zeros gave NaN."""
+    k = kernel(root)
+    x, y = torch.zeros(2, 9, device=device)
+    x[4:] = 4.0
+    results = [(0, 0.25), (1, y + 0.25), (2, torch.full_like(x, 0.7))]
+
+    def slope(n: int) -> torch.Tensor:
+        leaf = x.clone().requires_grad_()
+        return torch.autograd.grad(by_operators(k)(leaf, y, 0.7)[n].sum(), leaf)[0]
+
+    for n, expected in results:
+        wanted = torch.full_like(x, math.inf).masked_fill(x > 0, 0) + expected
+        wanted = torch.full_like(x, 0.7) if n == 2 else wanted
+        for _ in range(3):
+            torch.testing.assert_close(slope(n), wanted)
+        (code,) = codes(k)
+        assert by_python(code, functools.partial(slope, n)) == 0
+    leaf = x.clone().requires_grad_()
+    last = by_operators(k)(leaf, y, 0.7)[2].sum()
+    (found,) = torch.autograd.grad(last, leaf, create_graph=True)
+    assert not torch.autograd.grad(found.sum(), leaf)[0].any()
+    twice = torch.func.hessian(lambda x: k.op(x, y, 0.7)[2].sum())
+    assert not twice(x).any()
+    each = torch.vmap(torch.func.grad(lambda x, y: k.op(x, y, 0.7)[2].sum()))
+    torch.testing.assert_close(each(x.expand(2, 9), y.expand(2, 9)), torch.full((2, 9), 0.7,
+                               device=device))  # fmt: skip
+
+
 def test_what_is_not_as_it_was_goes_by_python() -> None:
     k = kernel(product)
     x, y = torch.randn(2, 16)

@@ -71,6 +71,8 @@ class _Forward(Walk):
         see ``_factor``."""
         kinds, starts = Parallel(op).kinds, Parallel(op).inits
         sums, products = self._reduced(op, ["addf"]), self._reduced(op, ["mulf"])
+        if products:
+            zero_factors.mark(self.new, self.primal, op.span)
         for k in self.active(op.results):
             if kinds[k] not in ("addf", "mulf", *_EXTREMA):
                 message = f"a parallel reduction by {kinds[k]} has no derivative"

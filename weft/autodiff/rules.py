@@ -143,12 +143,13 @@ def _absolute(d: Local) -> list[Value | None]:
 def _power(d: Local) -> list[Value | None]:
     """torch's conventions: the base's is 0 where the exponent is 0, the exponent's where the base
     is 0 (and the exponent is not negative)."""
-    zero = d.number(0.0)
-    below = d.math("powf", d.a, d.sub(d.b, d.number(1.0)))
-    base = d.select(d.equal(d.b, zero), zero, d.mul(d.g, d.mul(d.b, below)))
+    zero, one = d.number(0.0), d.number(1.0)
+    constant = d.equal(d.b, zero)  # its further derivatives are 0, not 0 times an infinite one
+    below = d.math("powf", d.a, d.sub(d.select(constant, one, d.b), one))
+    base = d.select(constant, zero, d.mul(d.g, d.mul(d.b, below)))
     nothing = d.builder.op("arith.andi", d.equal(d.a, zero),
                            d.builder.op("arith.cmpf", d.b, zero, predicate="oge"))  # fmt: skip
-    some = d.select(nothing, d.number(1.0), d.a)  # the logarithm of 0 has derivatives that are NaN
+    some = d.select(nothing, one, d.a)  # the logarithm of 0 has derivatives that are NaN
     log = d.mul(d.g, d.mul(d.y, d.math("log", some)))
     return [base, d.select(nothing, zero, log)]
 
@@ -179,7 +180,8 @@ def _copysign(d: Local) -> list[Value | None]:
 
 
 def _remainder(d: Local) -> list[Value | None]:
-    whole = d.math("roundeven", d.div(d.sub(d.a, d.y), d.b))  # a / b may be rounded up to it
+    gone = d.select(d.equal(d.y, d.y), d.sub(d.a, d.y), d.a)  # no rest: a / 0, which is infinite
+    whole = d.math("roundeven", d.div(gone, d.b))  # a / b may be rounded up to it
     return [d.g, d.neg(d.mul(d.g, whole))]
 
 

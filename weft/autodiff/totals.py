@@ -89,7 +89,8 @@ class Totals:
             (kind, start if kind == "mulf" else lambda new: new.b.constant(0.0, type), part(k))
             for k, kind in enumerate(kinds)
         ]
-        self._loop("totals", wanted, totals)
+        new = self._loop("totals", wanted, totals)
+        zero_factors.mark(new, self.new.primal.function, self.new.b.span)
         found = [_entry(self.new, total) for total in totals]
         return zero_factors.others(self.new.b, found, self.new.env[given])
 
@@ -103,7 +104,7 @@ class Totals:
         self.buffers.append(Buffer(name, element.name, parallel))
         return self.buffers[-1]
 
-    def _loop(self, name: str, wanted: Sequence[Reduction], totals: Sequence[Buffer]) -> None:
+    def _loop(self, name: str, wanted: Sequence[Reduction], totals: Sequence[Buffer]) -> Function:
         """The head and the loop once more, with the reductions ``wanted``, to be launched before
         the adjoint. ``totals``: where their results go."""
         new = self.new.beside(f"{name}{len(self.first)}")
@@ -114,6 +115,7 @@ class Totals:
         for total, buffer in zip(loop.results, totals, strict=True):
             new.b.store(total, new.workspace(buffer), [])
         self.first.append(new.finished())
+        return self.first[-1]
 
 
 def _count(type: ScalarType, one: Callable[[Recomputation], Value]) -> Reduction:

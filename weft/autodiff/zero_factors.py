@@ -9,8 +9,8 @@ Newton
     k e[k] = e[k-1] p1 - e[k-2] p2 + ...
 
 The sum over zeros of the tangent times the product of k others is e[k] t0 - e[k-1] t1 + ... All of
-that is exact up to the derivative number ``MOST`` of a product; what further ones have of more
-zeros than that is missing.
+that is exact up to the derivative number ``MOST`` of a product. Further ones have terms of more
+zeros than that, and are refused.
 """
 
 from __future__ import annotations
@@ -18,13 +18,26 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+from weft.errors import GradientError
 from weft.ir.builder import Builder
-from weft.ir.core import Value
+from weft.ir.core import Function, Value
+from weft.source import Span
 
 MOST = 4
 # Combiners of what ``parts`` gives, and of what ``parts_of_tangent`` gives.
 COMBINERS = ("addf", "mulf", *["addf"] * (MOST - 1))
 OF_TANGENT = ("addf", *["addf"] * MOST)
+
+
+def mark(new: Function, function: Function, span: Span | None) -> None:
+    """Marks ``new``, which has the totals of ``parts`` of a product of ``function``, as one
+    derivative further. Raises ``GradientError`` where that is one too many."""
+    new.attrs["products"] = function.attrs.get("products", 0) + 1
+    if new.attrs["products"] > MOST:
+        raise GradientError(
+            "a product that a parallel loop reduces into has no fifth derivative", span,
+            help="multiply in a loop inside: for k in range(1): for i in range(n): p *= x[i]",
+        )  # fmt: skip
 
 
 def parts(b: Builder, value: Value) -> list[Value]:

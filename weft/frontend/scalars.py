@@ -154,11 +154,10 @@ class Scalars:
         ):
             base_dtype = self.number(a, span)
             if is_float(dtype) or exponent >= 0:
-                target = "int" if dtype == "bool" else dtype
-                power = self._chain(self.cast(a, target, span), int(abs(exponent)))
-                if exponent >= 0:
-                    return power
-                return self.binary("/", Static(1.0), power, span)
+                base = self.cast(a, "int" if dtype == "bool" else dtype, span)
+                if exponent < 0:  # not 1 / x ** n, whose derivatives at 0 are inf * 0
+                    base = self.cast(self.binary("/", Static(1.0), base, span), dtype, span)
+                return self._chain(base, int(abs(exponent)))
             if is_int(base_dtype):
                 return self._power(
                     self.cast(a, "float", span), Static(float(exponent)), "float", span

@@ -344,7 +344,7 @@ class BoxedBackward(BoxedKernel):
         if missing:
             log.debug("gradients of operators are in Python: %s", missing)
             return None
-        types = *code.types, "Tensor[]", "int[]", "Tensor[]?"  # of grads, wanted, outs
+        types = *code.types, "Tensor[]", "int[]", "Tensor[]?", "int[]?"  # see ``Rule._backward``
         made = cls(code.launcher, types, code.recipe)
         made.former = former
         return made

@@ -24,7 +24,7 @@ from weft.pytorch.history import repeats
 from weft.pytorch.loop import NEVER, Loop, Reversed
 from weft.pytorch.recipe import Fresh
 from weft.pytorch.workspaces import Workspaces, computed_in
-from weft.runtime.fastpath import passed as given
+from weft.runtime.fastpath import passed as of_loop
 from weft.runtime.function import CompiledFunction
 from weft.runtime.signature import TORCH_DTYPES
 
@@ -42,13 +42,11 @@ class _Steps:
 
     def __init__(self, kernel: BoxedKernel, program: Program, passed: Sequence[Any]) -> None:
         self.kernel, self.program, recipe = kernel, program, kernel.recipe
-        *inputs, _, numbers, outs = passed
+        *inputs, _, numbers, outs, given = passed
         launcher, self.args, fresh, self.specs, self.compiled, self.guards = kernel.specialized(
             inputs, program
         )
-        self.loop = loop = loop_of(launcher, self.specs, program.device.type)
-        self.prefix = adjoint_prefix(loop.function)
-        self.values = given(self.specs, self.args)
+        self.values = of_loop(self.specs, self.args)
         for _, dtype in self.compiled.results:
             self.values.append(torch.empty((), dtype=TORCH_DTYPES[dtype], device=program.device))
         tensors = [program.starts[k] for k, v in enumerate(inputs) if isinstance(v, torch.Tensor)]
@@ -57,7 +55,7 @@ class _Steps:
         self.items: dict[int, int] = {}  # of the function's arguments that the operator has
         self.made: dict[int, int] = {}  # those that it makes: their places among what it returns
         self.pairs = set[int]()  # those that are the parts of complex numbers
-        first = program.starts[-1]
+        self.grads, first = program.starts[-4], program.starts[-2]
         held: list[Operand] = []
         for place, spec, value in zip(recipe.places, self.specs, self.args, strict=True):
             if not isinstance(spec, ConstSpec):
@@ -69,6 +67,12 @@ class _Steps:
         for n in range(len(self.compiled.results)):
             self.made[len(held)] = len(recipe.made) + n
             held.append(-1)
+        floats = [n for n in recipe.returned if self._result(n).is_floating_point()]
+        self.given = floats if given is None else [floats[n] for n in given]
+        loop = loop_of(launcher, self.specs, program.device.type)
+        unseen = [k for k in loop.written if self.made.get(k, -1) in {*floats} - {*self.given}]
+        self.loop = loop = loop.without(frozenset(unseen))
+        self.prefix = adjoint_prefix(loop.function)
         for k, (name, operand) in enumerate(zip(loop.names, held, strict=True)):
             if k not in self.made:
                 self.where[name] = operand
@@ -117,18 +121,16 @@ class _Steps:
     def _make(self, made: Reversed, sizes: Workspaces, wanted: frozenset[int]) -> None:
         """The gradients, given and wanted, and the workspaces."""
         loop, program, adjoint = self.loop, self.program, made.adjoint
-        returned = self.kernel.recipe.returned
-        floats = [n for n in returned if self._result(n).is_floating_point()]
         for k in loop.written:
             name, tensor = self.prefix + loop.names[k], self.values[k]
             if not tensor.is_floating_point():
                 continue
             dtype = computed_in(tensor.dtype, name in adjoint.narrow)
             new = functools.partial(self._new, k, dtype)
-            if self.made[k] not in floats:
+            if self.made[k] not in self.given:
                 self.where[name] = program.make(new(), zeros=True)
                 continue
-            item = program.starts[-3] + floats.index(self.made[k])
+            item = self.grads + self.given.index(self.made[k])
             grad = program.values[item]
             fits = parts(grad).dtype is dtype and grad.is_contiguous()
             self.where[name] = item if fits else program.make(new(), of=item)

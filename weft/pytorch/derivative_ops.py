@@ -111,13 +111,15 @@ class Rule:
             return self._derived[kind]
 
     def _backward(self) -> Rule:
-        """The operator ``<name>_backward(inputs..., grads, wanted, outs)``.
+        """The operator ``<name>_backward(inputs..., grads, wanted, outs, given)``.
 
-        ``outs`` may be left out: graphs do that which torch keeps from before there was such an
-        argument.
+        ``grads`` are those of the results of floats that ``given`` numbers, None: of all. Nobody
+        looks at the others, whose slopes may be infinite: no zeros stand for them. The last two may
+        be left out: graphs do that which torch keeps from before there were such arguments.
         """
         n = self._number()
         arguments = f"Tensor[] grads{n}, int[] wanted{n}, Tensor[]? outs{n}=None"
+        arguments += f", int[]? given{n}=None"
         split = self.split
 
         def made(
@@ -127,7 +129,7 @@ class Rule:
             return recorded(self.made, *split(passed), again=again, counter=counter)
 
         def fake(*passed: Any) -> list[torch.Tensor]:
-            inputs, _, _, numbers = split(passed)
+            inputs, _, _, numbers, _ = split(passed)
             tensors, _ = Structure.of(inputs)
             wanted = [tensors[k] for k in numbers]
             return [torch.empty(t.size(), dtype=t.dtype, device=t.device) for t in wanted]
@@ -184,11 +186,11 @@ class Rule:
         flops.register(family, overload, self.span, counted)
         return rule
 
-    def split(self, passed: Sequence[Any]) -> tuple[Sequence[Any], Any, Any, Any]:
+    def split(self, passed: Sequence[Any]) -> tuple[Sequence[Any], Any, Any, Any, Any]:
         """Of arguments of the backward: those of the operator, and ``outs``, ``grads``,
-        ``wanted``."""
-        grads, wanted, *outs = passed[self.count :]
-        return passed[: self.count], outs[0] if outs else None, grads, wanted
+        ``wanted``, ``given``."""
+        grads, wanted, outs, given = (*passed[self.count :], None, None)[:4]
+        return passed[: self.count], outs, grads, wanted, given
 
     # --- vmap ------------------------------------------------------------------------------------
     def sampled(
@@ -201,12 +203,14 @@ class Rule:
             samples = self.family.samples[self.name]
             return *samples.operator, samples.arguments(passed, dims, size, randomness, need)
         count = self.of.count
-        inputs, (given, numbers, *outs) = passed[:count], passed[count:]
+        inputs, (along, numbers, *others) = passed[:count], passed[count:]
         tensors = len(Structure.of(inputs)[0])
         more = sorted({*numbers, *(k for k in need if k < tensors)})
         _, rule, args = self.of.sampled(inputs, dims[:count], size, randomness, more)
-        args += [_batches(given, dims[count], size), numbers]
-        args += [None if v is None else _batches(v, dims[count + 2], size) for v in outs]
+        args += [_batches(along, dims[count], size), numbers]
+        for outs in others[:1]:
+            args.append(None if outs is None else _batches(outs, dims[count + 2], size))
+        args += others[1:]  # which are given
         derived = rule.derived(self.kind)
         return derived.overload, derived, args
 
@@ -252,6 +256,7 @@ class Rule:
         outs = [o for o in made if isinstance(o, torch.Tensor)] if self.reads(inputs) else []
         ctx.save_for_backward(*tensors, *outs)
         ctx.save_for_forward(*tensors)
+        ctx.set_materialize_grads(False)  # see ``_backward``
         ctx.count = len(tensors)
         ctx.floats = [is_float(o) for o in made]
         ctx.shapes = [(o.size(), o.dtype, o.device) for o in made]
@@ -268,12 +273,15 @@ class Rule:
         tensors, outs = saved[: ctx.count], list(saved[ctx.count :])
         inputs = ctx.form.inputs(tensors)
         wanted = [k for k, need in enumerate(needed) if need]
-        given = [g for g, is_float in zip(grads, ctx.floats, strict=True) if is_float]
-        passed = [*inputs, given, wanted, outs]
+        floats = [g for g, is_float in zip(grads, ctx.floats, strict=True) if is_float]
+        given = [k for k, g in enumerate(floats) if g is not None]
+        if not given:
+            return [None] * len(tensors)
+        passed = [*inputs, [floats[k] for k in given], wanted, outs, given]
         with under(ctx.autocast):
             sharded = self.family.sharded
             if sharded is not None and self.of is None and sharded.concerns(passed):
-                found = sharded.gradients(self, inputs, given, wanted, outs)
+                found = sharded.gradients(self, inputs, _filled(ctx, grads), wanted, outs)
             else:
                 rule = self.derived(BACKWARD)
                 active = torch._C._are_functorch_transforms_active()
@@ -314,6 +322,13 @@ def _batches(tensors: Sequence[torch.Tensor], dims: Any, size: Any) -> list[torc
     return [filled(t, size, has) for t, has in zip(*in_front([tensors], [dims]), strict=True)]
 
 
+def _filled(ctx: Any, grads: Sequence[Any]) -> list[torch.Tensor]:
+    """The gradients of the results of floats, zeros where there is none."""
+    return [torch.zeros(shape, dtype=dtype, device=device) if g is None else g
+            for g, is_float, (shape, dtype, device)
+            in zip(grads, ctx.floats, ctx.shapes, strict=True) if is_float]  # fmt: skip
+
+
 class Dual(_SingleLevelFunction):
     """The operator, called with dual tensors. ``apply(keyset, overload, rule, form, *tensors)``."""
 
@@ -330,7 +345,6 @@ class Dual(_SingleLevelFunction):
         ):
             output = overload.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
         ctx.rule = rule
-        ctx.set_materialize_grads(False)
         rule.setup_context(ctx, inputs, output)
         ctx.mark_non_differentiable(*(o for o in items(output) if not is_float(o)))
         return tuple(output) if isinstance(output, list) else output
@@ -343,10 +357,7 @@ class Dual(_SingleLevelFunction):
     @untraced
     @user_frames
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        filled = [torch.zeros(shape, dtype=dtype, device=device) if g is None and has else g
-                  for g, has, (shape, dtype, device)
-                  in zip(grads, ctx.floats, ctx.shapes, strict=True)]  # fmt: skip
-        return (*[None] * 4, *ctx.rule.gradients(ctx, ctx.needs_input_grad[4:], filled))
+        return (*[None] * 4, *ctx.rule.gradients(ctx, ctx.needs_input_grad[4:], grads))
 
 
 def transformed(overload: Any, rule: Rule, inputs: Sequence[Any]) -> Any:

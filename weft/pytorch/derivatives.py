@@ -17,7 +17,7 @@ import torch
 from weft.pytorch.ambient import autocast_state, under
 from weft.pytorch.batches import storage
 from weft.pytorch.inputs import Structure, items
-from weft.pytorch.transforms import PLAIN, Pushed, gradients, is_float
+from weft.pytorch.transforms import PLAIN, Pushed, gradients, is_float, of_floats
 from weft.source import Span
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ Made = Callable[..., Any]
 
 def recorded(
     made: Made, inputs: Sequence[Any], outs: Sequence[torch.Tensor] | None,
-    grads: Sequence[torch.Tensor], wanted: Sequence[int], *, again: bool = False,
-    counter: Counter | None = None,
+    grads: Sequence[torch.Tensor], wanted: Sequence[int], given: Sequence[int] | None, *,
+    again: bool = False, counter: Counter | None = None,
 ) -> list[torch.Tensor]:  # fmt: skip
     """The gradients of ``made(inputs, outs)`` for those of its tensors whose numbers are
-    ``wanted``, given the gradients of its floats. ``again``: they can be differentiated;
-    ``counter`` counts what is carried out."""
+    ``wanted``, given the gradients of its floats, or of those that ``given`` numbers. ``again``:
+    they can be differentiated; ``counter`` counts what is carried out."""
     autocast = autocast_state()  # of the call; a backward pass has none
     watching = contextlib.nullcontext() if counter is None else counter.watching()
     with torch._C._ForceDispatchKeyGuard(*PLAIN), torch.enable_grad(), watching:
@@ -49,7 +49,7 @@ def recorded(
             tensors[k] = own if own.requires_grad else own.requires_grad_()
         with under(autocast):
             out = made(form.inputs(tensors), outs, counter)
-        outs = [o for o in items(out) if is_float(o)]
+        outs = of_floats(items(out), given)
         found = gradients(outs, [tensors[k] for k in wanted], grads, again=again)
     return _apart([g.contiguous().resolve_conj() for g in found], [*tensors, *grads])
 

@@ -118,11 +118,11 @@ def _of_samples(family: Family, name: str) -> Callable[..., int] | None:
         one = [sample(v, own) for v in passed[:count]]
         rest = iter(passed[count + 3 :])
         for kind in kinds:  # what a derivative takes: tangents are as what they are those of
-            given, numbers = next(rest), next(rest)
+            along, numbers = next(rest), next(rest)
             backward = kind == "backward"
             every = itertools.repeat(True) if backward else iter([batches[k] for k in numbers])
-            one += [sample(given, every), numbers]
-            one += [sample(v, every) for v in itertools.islice(rest, backward)]
+            one += [sample(along, every), numbers]
+            one += [sample(v, every) for v in itertools.islice(rest, 2 * backward)]
         return size * flop_registry[packets[match[1] + match[2]]](*one)
 
     return flops

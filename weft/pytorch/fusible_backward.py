@@ -26,7 +26,7 @@ from weft.pytorch.fusible import number as number_of
 from weft.pytorch.fusion import Opaque, prepared
 from weft.pytorch.inputs import Structure, items
 from weft.pytorch.loop import Loop, Reversed
-from weft.pytorch.transforms import is_float
+from weft.pytorch.transforms import is_float, of_floats
 from weft.pytorch.workspaces import computed_in
 from weft.runtime.launch import KernelLike, Launcher
 
@@ -35,19 +35,20 @@ _ROUNDS = 4  # each may find more gradients that are stored, not accumulated
 
 def recorder(
     kernel: KernelLike, run: Callable[[Any, Sequence[Any]], Any],
-    split: Callable[[Sequence[Any]], tuple[Sequence[Any], Any, Any, Any]],
+    split: Callable[[Sequence[Any]], tuple[Sequence[Any], Any, Any, Any, Any]],
 ) -> Recorder:  # fmt: skip
     """Of the backward of an operator of ``kernel`` that ``run(launchers, inputs)`` carries out with
     these for its loops, so that autograd sees it. ``split``: see ``Backward``."""
 
-    def record(given: Sequence[Any], known: Callable[[Any], bool]) -> tuple[Recorded, Any]:
+    def record(passed: Sequence[Any], known: Callable[[Any], bool]) -> tuple[Recorded, Any]:
         check_host(kernel)
-        inputs, outs, grads, wanted = split(given)
+        inputs, outs, grads, wanted, given = split(passed)
         recorded = Recorded([*Structure.of(inputs)[0], *grads, *(outs or ())], known)
         host = _Host(kernel, recorded, inputs, wanted)
         out = items(host.carried_out(run))
         recorded.check()
-        found = _Steps(host, out, outs, grads).gradients()
+        pairs = list(zip(of_floats(out, given), grads, strict=True))
+        found = _Steps(host, out, outs, pairs).gradients()
         return recorded, found
 
     return record
@@ -70,7 +71,7 @@ def explained(kernel: KernelLike, args: tuple[Any, ...], kwargs: dict[str, Any])
         with torch.no_grad():
             outs = [o for o in items(run(launchers, inputs)) if isinstance(o, torch.Tensor)]
         grads = [torch.empty_like(o) for o in outs if is_float(o)]
-        record = recorder(kernel, run, lambda given: (given, outs, grads, wanted))
+        record = recorder(kernel, run, lambda given: (given, outs, grads, wanted, None))
         recorded, _ = record(inputs, always)
     except Opaque as reason:
         return f"a call: {reason}"
@@ -126,17 +127,20 @@ class _Steps:
 
     def __init__(
         self, host: _Host, made: Sequence[Any], outs: Sequence[torch.Tensor] | None,
-        grads: Sequence[torch.Tensor],
+        pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
     ) -> None:  # fmt: skip
+        """``pairs``: results and their gradients."""
         (launch,) = host.launches
         self.host, self.launch = host, launch
-        self.loop = loop = Loop(launch.function, host.launcher.options)
+        gradient_of = {id(o): g for o, g in pairs}
+        every = Loop(launch.function, host.launcher.options)
+        unseen = [k for k in every.written if is_float(launch.values[k])
+                  and id(launch.values[k]) not in gradient_of]  # fmt: skip
+        self.loop = loop = every.without(frozenset(unseen))
         self.prefix = adjoint_prefix(loop.function)
         self.env: dict[str, Any] = {}
         self.wanted: dict[int, int] = {}  # positions of the wanted tensors, by their numbers
         self.given: dict[str, torch.Tensor] = {}  # what has a gradient that is given
-        left = iter(grads)
-        gradient_of = {id(o): next(left) for o in made if is_float(o)}
         saved = {id(o): s for o, s in zip(made, outs or (), strict=False)}
         if any(all(o is not v for v in launch.values) for o in made):
             raise Opaque("its host part computes what it returns")

@@ -278,6 +278,10 @@ def _backward(
         result.append(f"d{n}{converted(k, f'narrow{n}')}")
     for n, buffer in enumerate(adjoint.taped):
         fresh[buffer.name], names[buffer.name] = fresh_maker(env[buffer.name], zeros=False), f"w{n}"
+    asked = {name for step in made.steps for name in step.names}
+    for n, k in enumerate(loop.memrefs):
+        if (name := loop.names[k]) in asked - names.keys():  # for its size: see ``Call.seen``
+            fresh[name], names[name] = fresh_maker(env[name], zeros=False), f"e{n}"
     for n, step in enumerate(made.steps):
         own = {name: fresh.pop(name) for name in step.names if name in fresh}
         alike, first = made.values(step, env), None if n else bool(adjoint.taped)

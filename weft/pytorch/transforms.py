@@ -56,6 +56,12 @@ def is_float(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
+def of_floats(outs: Sequence[Any], given: Sequence[int] | None = None) -> list[torch.Tensor]:
+    """Those of ``outs`` that are tensors of floats, or of these the ones that ``given`` numbers."""
+    floats = [o for o in outs if is_float(o)]
+    return floats if given is None else [floats[k] for k in given]
+
+
 def gradients(
     outs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], grads: Sequence[torch.Tensor],
     *, again: bool = False,

@@ -7,6 +7,7 @@ from weft.ir.core import Function, Op
 from weft.schedule.chunks import chunks
 from weft.schedule.collapse import collapsed
 from weft.schedule.copies import copies
+from weft.schedule.known_rows import known_rows
 from weft.schedule.language import (
     Privatize,
     Schedule,
@@ -49,6 +50,9 @@ def apply_cpu(
     if streaming_beyond is not None:
         function = streaming(function, streaming_beyond)
         listener("streaming", function)
+    if (known := known_rows(function)) is not function:
+        function = known
+        listener("known rows", function)
     return annotated(function, numbered(function))
 
 

@@ -22,7 +22,7 @@ from weft.schedule.legal import accumulated
 from weft.schedule.legal_cpu import outermost
 from weft.schedule.listener import Listener, ignored
 from weft.schedule.machine import CpuMachine
-from weft.schedule.marks import numbered, polled, reassociated, streamed
+from weft.schedule.marks import numbered, polled, reassociated, streamed, unvectorised
 from weft.schedule.nest import LoopNest, axes_of
 from weft.schedule.own import OwnStep
 from weft.schedule.parts import Parts, has_parts, in_parts
@@ -53,7 +53,7 @@ def apply_cpu(
     if (known := known_rows(function)) is not function:
         function = known
         listener("known rows", function)
-    return annotated(function, numbered(function))
+    return annotated(function, numbered(function), unvectorised(function))
 
 
 def transformed(

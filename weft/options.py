@@ -65,7 +65,7 @@ class Options:
     cache_dir: Path | None = None  # None: the user's cache folder
     cache_bytes: int = 512 << 20
     tape_bytes: int = 16 << 20
-    streaming_bytes: int | None = None  # None: those of the machine's last cache
+    streaming_bytes: int | None = None  # None: the machine's last cache, <= 32 MB
     specializations: int = 256  # of a loop that are kept
     tuned: bool = True  # schedules by records of tuning
     # What people ask for: device, name of the loop, text.

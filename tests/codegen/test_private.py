@@ -15,6 +15,7 @@ from weft.ir.builder import Builder
 from weft.ir.core import Function
 from weft.ir.interp import run
 from weft.ir.types import MemRefType, ScalarType, f32, f64, i16, i32, i64, index
+from weft.schedule.copies import COST
 from weft.schedule.default_cpu import candidates
 from weft.schedule.language import Privatize, ScheduleError, Vectorize, show
 from weft.schedule.legal_cpu import check
@@ -184,3 +185,23 @@ def test_a_number_that_is_accumulated_has_no_copies() -> None:
     x = torch.zeros(4, dtype=torch.float64)  # of the type of `a`, which nothing else uses
     add(x, torch.tensor([1, 1, 3]), 0.5)
     assert x.tolist() == [0.0, 1.0, 0.0, 0.5]
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_a_copy_of_rows_has_to_be_worth_more(rows: bool) -> None:
+    """Lanes accumulate rows about as fast as they clear copies and add these."""
+
+    @weft.kernel
+    def spread(x, at, out):
+        for i, j in x:
+            if weft.static(rows):
+                out[at[i], j] += x[i, j]
+            else:
+                out[j, at[i]] += x[i, j]
+
+    x, at = torch.randint(0, 9, (3000, 32)), torch.randint(0, 32, (3000,))
+    mine, wanted = (torch.zeros(32, 32, dtype=torch.int64) for _ in range(2))
+    spread(x, at, mine)
+    assert torch.equal(mine if rows else mine.T, wanted.index_add_(0, at, x))
+    scheduled = spread.inspect(x, at, mine)["scheduled ir"]
+    assert (f"constant {float(COST)} : f64" in scheduled) != rows

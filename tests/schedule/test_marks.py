@@ -105,3 +105,29 @@ def test_the_verifier_knows_where_it_belongs(before: str, after: str) -> None:
     verify(parse_function(TEXT))
     with pytest.raises(InternalError, match="does not belong here"):
         verify(parse_function(TEXT.replace(before, after)))
+
+
+@pytest.mark.parametrize(
+    ("element", "subscript", "scalar"),
+    [("i8", "%k", True), ("f16", "%k", True), ("f32", "%k", False), ("i8", "%i", False)],
+)
+def test_elements_that_no_instruction_gathers_are_loaded_one_by_one(
+    element: str, subscript: str, scalar: bool
+) -> None:
+    function = parse_function(f"""
+func.func @f(%at: memref<?xi64>, %x: memref<?x{element}>, %y: memref<?x{element}>) {{
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %n = "weft.dim"(%at) {{axis = 0}} : (memref<?xi64>) -> index
+  scf.parallel (%i) = (%c0) to (%n) step (%c1) {{
+    %j = memref.load %at[%i] : memref<?xi64>
+    %k = arith.index_cast %j : i64 to index
+    %v = memref.load %x[{subscript}] : memref<?x{element}>
+    memref.store %v, %y[%i] : memref<?x{element}>
+    scf.reduce
+  }}
+  func.return
+}}""")
+    made = cpu.scheduled(function, (), CpuMachine(64)).function
+    verify(made)
+    assert len(marked(made, "scalar")) == scalar

@@ -241,22 +241,21 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     if For(op).lower in e.bits or "counts" in op.attrs:
         e.bits[body.args[0]] = INDEX_BITS
     marked = any("streaming" in inner.attrs for inner in body.ops)
-    metadata, streams = "", marked and e.target.marks_streams
+    said: list[str] = []
     # What is left of a loop by vectors does not stream: it is short.
-    single = e.module.node('!{!"llvm.loop.interleave.count", i32 1}') if streams else ""
-    if streams:
-        metadata = e.module.node(f"!{{{{self}}, {single}}}")
+    single = marked and e.target.marks_streams
+    said += [e.module.node('!{!"llvm.loop.interleave.count", i32 1}')] if single else []
     if op.attrs.get("independent"):  # iterations of what was a parallel loop
         group = e.module.node("!{}")
-        accesses = e.module.node(f'!{{!"llvm.loop.parallel_accesses", {group}}}')
-        accesses += f", {single}" if streams else ""
-        metadata = e.module.node(f"!{{{{self}}, {accesses}}}")
+        said.insert(0, e.module.node(f'!{{!"llvm.loop.parallel_accesses", {group}}}'))
         e.groups.append(group)
     if "unroll" in op.attrs:  # what runs rarely, or not for long: see schedule/unroll_jam.py
         times = op.attrs["unroll"]
         word = f'count", i32 {times}' if times > 1 else 'disable"'
-        unroll = e.module.node('!{!"llvm.loop.unroll.' + word + "}")
-        metadata = e.module.node(f"!{{{{self}}, {unroll}}}")
+        said = [e.module.node('!{!"llvm.loop.unroll.' + word + "}")]
+    if "scalar" in op.attrs:
+        said.append(e.module.node('!{!"llvm.loop.vectorize.enable", i1 false}'))
+    metadata = e.module.node(f"!{{{{self}}, {', '.join(said)}}}") if said else ""
     types = [llvm_type(v.type) for v in op.results]
 
     def iteration(induction: str, carried: list[str]) -> list[str]:

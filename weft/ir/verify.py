@@ -43,6 +43,7 @@ _MARKS: dict[str, tuple[set[str], Callable[[Any], bool]]] = {
         lambda value: value in ("begin", "end", "first", "combine"),
     ),
     "poll": ({"scf.for", "scf.while"}, lambda value: value > 0 and value & (value - 1) == 0),
+    "scalar": ({"scf.for"}, lambda value: value is True),
     "streaming": ({"memref.store"}, lambda value: value is True),
     "strips": ({"scf.for"}, lambda value: value > 0),
     "warp_aggregate": ({"memref.atomic_rmw"}, lambda value: value is True),

@@ -7,6 +7,7 @@ from weft.ir.core import Function, Op
 from weft.schedule.chunks import chunks
 from weft.schedule.collapse import collapsed
 from weft.schedule.copies import copies
+from weft.schedule.known_rows import known_rows
 from weft.schedule.language import (
     Privatize,
     Schedule,
@@ -21,7 +22,7 @@ from weft.schedule.legal import accumulated
 from weft.schedule.legal_cpu import outermost
 from weft.schedule.listener import Listener, ignored
 from weft.schedule.machine import CpuMachine
-from weft.schedule.marks import numbered, polled, reassociated, streamed
+from weft.schedule.marks import numbered, polled, reassociated, streamed, unvectorised
 from weft.schedule.nest import LoopNest, axes_of
 from weft.schedule.own import OwnStep
 from weft.schedule.parts import Parts, has_parts, in_parts
@@ -49,7 +50,10 @@ def apply_cpu(
     if streaming_beyond is not None:
         function = streaming(function, streaming_beyond)
         listener("streaming", function)
-    return annotated(function, numbered(function))
+    if (known := known_rows(function)) is not function:
+        function = known
+        listener("known rows", function)
+    return annotated(function, numbered(function), unvectorised(function))
 
 
 def transformed(

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from weft.ir.builder import identity
-from weft.ir.core import Function, Op, Value
+from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType, f64, i64, index
-from weft.ir.views import memory, redirected
+from weft.ir.views import For, memory, redirected
 from weft.schedule.chunks import Chunks
+from weft.schedule.variation import Variation
 
 MOST = 64  # copies
 BYTES = 16 << 20  # of all copies
 COST = 16  # operations of a chunk that pay for an element of a copy: cleared, and added
+LANES = 4  # times as many of chunks that accumulate rows, by vectors as copies are
 
 
 def copies(function: Function, parallel: Op, arrays: Mapping[int, str]) -> Function:
@@ -114,7 +116,8 @@ class _Copies(Chunks):
                 bytes = self.addi(bytes, self.muli(size, self.index(width)))
             fit = self.op("arith.maxsi", bytes, one)
             fit = self.op("arith.divui", self.index(BYTES), fit, nonzero=True)
-            paid = self.op("arith.mulf", number(elements), self.constant(float(COST), f64))
+            cost = float(COST * LANES if self._in_rows() else COST)
+            paid = self.op("arith.mulf", number(elements), self.constant(cost, f64))
             paid = self.op("arith.divf", self.work, paid)
             paid = self.whole(self.op("arith.minimumf", paid, most))
             count = self.op("arith.minsi", self.op("arith.minsi", fit, paid), chunks)
@@ -133,6 +136,18 @@ class _Copies(Chunks):
         found, *cut = self.either(self.more(chunks, one), enough, lambda: alone, types)
         self.wished = next(iter(cut), self.wished)
         return found
+
+    def _in_rows(self) -> bool:
+        """Whether every accumulation goes along rows in a loop without loops."""
+        body = self.old.body
+        updates = {op for op in walk(body) if op.name == "memref.atomic_rmw"
+                   and memory(op)[0] in self.arrays}  # fmt: skip
+        loops = [op for op in walk(body) if op.name == "scf.for"]
+        for block, at in [(loop.body, For(loop).index) for loop in loops] + [(body, body.args[-1])]:
+            if not any(op.name == "scf.for" for op in walk(block)):
+                along = Variation(block, {at: 1})
+                updates -= {op for op in walk(block) if op in updates and along.stride(op) == 1}
+        return not updates
 
     def whole(self, number: Value) -> Value:
         """A float, cut to an index."""

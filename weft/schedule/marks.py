@@ -4,12 +4,14 @@
 may be taken in any order. ``warp_aggregate``: of an atomic addition, lanes of a whole warp that
 come to it at once first add up what they have. ``streaming``: what a store writes makes way first
 in the caches. ``poll``: a loop asks in one of so many iterations whether it has to end; ``strips``:
-between strips of so many. None of them changes what an operation means.
+between strips of so many. ``scalar``: LLVM makes no vectors of a loop. None of them changes what an
+operation means.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 from weft.ir.bounded import LOOPS, serial_loops, unbounded
@@ -25,6 +27,7 @@ EVERY_OUTER = 16  # iterations of a loop of loops between two looks at the clock
 EVERY_INNER = 4096  # of a `while` without loops inside
 STRIP = 1 << 16  # iterations of a `for` without loops inside, which runs in strips of so many
 CHECKS = ("weft.assert", "weft.bounds", "weft.check_race")
+BESIDE = 8  # operations beside each narrow element from anywhere that vectors do not pay for
 
 
 def numbered(function: Function) -> Notes:
@@ -61,6 +64,22 @@ def streamed(function: Function) -> Notes:
     """The stores to arguments."""
     stores = (op for op in walk(function.body) if op.name == "memref.store")
     return {op: {"streaming": True} for op in stores if memory(op)[0] in function.args}
+
+
+def unvectorised(function: Function) -> Notes:
+    """The loops that do little but load elements of one or two bytes from anywhere. No instruction
+    gathers these: LLVM would take its vectors of subscripts apart, and put those of elements
+    together."""
+    loops = [op for op in walk(function.body) if op.name == "scf.for" and not _has_loops(op)]
+    return {loop: {"scalar": True} for loop in loops if _takes_apart(loop)}
+
+
+def _takes_apart(loop: Op) -> bool:
+    ops, along = list(walk(loop.body)), Variation(loop.body, {For(loop).index: 1})
+    gathers = [op for op in ops if op.name == "memref.load"
+               and memory(op)[0].memref.element.bytes < 4
+               and not all(along.steepness(v) < inf for v in memory(op)[1])]  # fmt: skip
+    return bool(gathers) and len(ops) <= BESIDE * len(gathers)
 
 
 def polled(parallel: Op) -> Notes:

@@ -308,6 +308,7 @@ def test_a_tensor_keeps_its_memory() -> None:
         lambda: setattr(x, "data", torch.ones(3)),
         lambda: x.resize_(9),
         lambda: x.set_(torch.ones(3)),
+        lambda: x.as_strided_((2,), (1,), 1),
         lambda: x.share_memory_(),
     ):
         with pytest.raises(weft.KernelTypeError, match=r"keeps its memory.*\n.*x.copy_\(y\)"):
@@ -316,6 +317,26 @@ def test_a_tensor_keeps_its_memory() -> None:
         buffer([1, 2])  # type: ignore[arg-type]
     with pytest.raises(weft.KernelValueError, match="the tensor is on meta"):
         buffer(torch.zeros(3, device="meta"))
+
+
+SHAPES = {
+    "t_": lambda x: x.t_(),
+    "transpose_": lambda x: x.transpose_(0, 1),
+    "swapaxes_": lambda x: x.swapaxes_(0, 1),
+    "unsqueeze_": lambda x: x.unsqueeze_(1),
+    "squeeze_": lambda x: x.unsqueeze_(0).squeeze_(0),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_an_operation_that_changes_the_shape_in_place_does_so(name: str) -> None:
+    expected = torch.randn(2, 3)
+    x = buffer(expected)
+    doubled(x)
+    SHAPES[name](x), SHAPES[name](expected)
+    assert (x.shape, x.stride()) == (expected.shape, expected.stride())
+    given = [x.tolist(), x.numpy(), x.clone(), x + 0, copy.deepcopy(x), doubled(x) / 2]
+    assert all(torch.equal(torch.as_tensor(v), expected) for v in given)
 
 
 def test_a_thousand_calls_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

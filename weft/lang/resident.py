@@ -49,7 +49,8 @@ _MOST_SPARE = 256 << 20  # bytes of results that are gone
 _MOST_LAYOUTS = 256
 _MOVING = {_aten.set_.source_Storage, _aten.set_.source_Tensor,
            _aten.set_.source_Storage_storage_offset, _aten.set_.default,
-           _aten.resize_.default, _aten.resize_as_.default}  # fmt: skip
+           _aten.resize_.default, _aten.resize_as_.default,
+           _aten.as_strided_.default}  # fmt: skip
 
 
 class Memory(Protocol):
@@ -245,8 +246,8 @@ class Resident(Housed, torch.Tensor):
 
     def plain(self) -> torch.Tensor:
         """The tensor's memory on the host, up to date, as a plain tensor."""
-        with torch.no_grad():
-            return self.as_subclass(torch.Tensor).detach()
+        self.home.exposed()
+        return self._laid_out()
 
     def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
         if self.requires_grad and not force:
@@ -284,7 +285,12 @@ class Resident(Housed, torch.Tensor):
     def _copied(self) -> torch.Tensor:
         with Home.lock:
             self.home.to_host()
-            return self.home.memory.clone()
+            return self._laid_out().clone()
+
+    def _laid_out(self) -> torch.Tensor:
+        """The memory on the host as this tensor has it now: ``t_`` and ``unsqueeze_`` change that.
+        (torch's first operation by a dispatcher in Python imports torch.distributed.)"""
+        return self.home.memory.as_strided(self.size(), self.stride())
 
     def _moved(self, *_: Any) -> Any:
         raise KernelTypeError(
@@ -321,7 +327,7 @@ class ResidentField(Resident, Field):
 
     def _plain_field(self) -> Field:
         """The memory on the host, which the caller brings up to date, and keeps to itself."""
-        made = self.home.memory.as_subclass(Field)
+        made = self._laid_out().as_subclass(Field)
         made.element = self.element
         return made
 
@@ -394,6 +400,9 @@ def _dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     """An operation of torch's on the host's copies."""
     if func in _MOVING:
         _residents((args, kwargs))[0]._moved()
+    if torch.Tag.inplace_view in func.tags:  # the tensor's own shape, and no element
+        with torch._C._DisableTorchDispatch():
+            return func(*args, **kwargs)
     positions, names = _writes(func)
     written = [v for k, a in enumerate(args) if k in positions for v in _residents(a)]
     written += [v for n, a in kwargs.items() if n in names for v in _residents(a)]

@@ -39,6 +39,15 @@ def _doubled(x):
     return out
 
 
+@weft.kernel
+def _doubled_into(x, make):
+    out = make(x)  # by Python, at each call
+    for i in range(x.shape[0]):
+        out[i] += 2 * x[i]
+    return out
+
+
+doubled_into = _doubled_into.on("webgpu")
 add_one, doubled = _add_one.on("webgpu"), _doubled.on("webgpu")
 
 
@@ -385,6 +394,19 @@ def test_results_that_are_gone_lend_what_they_had(monkeypatch: pytest.MonkeyPatc
     assert y.equal(expected)
     y = doubled(y)
     assert y.equal(2 * expected)
+
+
+@pytest.mark.parametrize("make", [torch.zeros_like, lambda x: x.new_zeros(x.shape[0])])
+def test_so_do_those_that_the_host_part_makes_by_python(make) -> None:
+    x = buffer(torch.arange(300.0))
+    expected = 2 * torch.arange(300.0)
+    found = [doubled_into(x, make) for _ in range(3)]
+    homes = {y.home for y in found}
+    del found
+    for _ in range(9):
+        y = doubled_into(x, make)  # the one before lives until this one is there
+        assert y.home in homes
+    assert y.equal(expected)
 
 
 def test_memory_of_results_is_not_lent_while_something_has_it() -> None:

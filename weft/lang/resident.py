@@ -44,6 +44,7 @@ _LIKE = {
     _aten.new_ones.default, _aten.new_full.default, _aten.clone.default,
 }  # fmt: skip
 _EMPTY = {_aten.empty_like.default, _aten.new_empty.default, _aten.new_empty_strided.default}
+_ZEROS = {_aten.zeros_like.default, _aten.new_zeros.default}
 _UNREAD = _LIKE - {_aten.clone.default}
 _MOST_SPARE = 256 << 20  # bytes of results that are gone
 _MOST_LAYOUTS = 256
@@ -403,13 +404,15 @@ def _dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     if torch.Tag.inplace_view in func.tags:  # the tensor's own shape, and no element
         with torch._C._DisableTorchDispatch():
             return func(*args, **kwargs)
+    if func in _UNREAD:
+        with torch._C._DisableTorchDispatch():
+            return _kept(func(*args, **kwargs), func)
     positions, names = _writes(func)
     written = [v for k, a in enumerate(args) if k in positions for v in _residents(a)]
     written += [v for n, a in kwargs.items() if n in names for v in _residents(a)]
     all_of_them = _residents((args, kwargs))
-    if func not in _UNREAD:
-        for one in all_of_them:
-            one.home.to_host()
+    for one in all_of_them:
+        one.home.to_host()
     for one in written:  # before the operation: it may be a kernel's, which tells homes itself
         one.home.newest = HOST
     with torch._C._DisableTorchDispatch():
@@ -418,7 +421,7 @@ def _dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     args, kwargs = pytree.tree_map(lambda v: plain.get(id(v), v), (args, kwargs))
     result = func(*args, **kwargs)
     if func in _LIKE:
-        return _kept(result, empty=func in _EMPTY)
+        return _kept(result, func)
     result = pytree.tree_map(lambda v: back.get(id(v), v), result)
     plain.clear()
     args, kwargs = (), {}
@@ -428,7 +431,12 @@ def _dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     return result
 
 
-def _kept(made: torch.Tensor, *, empty: bool) -> torch.Tensor:
-    """A new tensor like a resident one, as one, where it is a dense one of the host."""
-    plain = made.device.type == "cpu" and made.layout is torch.strided and made.numel()
-    return Resident.of(made, empty=empty) if plain else made
+def _kept(made: torch.Tensor, func: Any) -> torch.Tensor:
+    """A new tensor like a resident one, which ``func`` made, as one, where it is a dense one of the
+    host; in memory of one that is gone if nothing has to be copied there."""
+    if made.device.type != "cpu" or made.layout is not torch.strided or not made.numel():
+        return made
+    if func not in _EMPTY and func not in _ZEROS:
+        return Resident.of(made)
+    parts = tuple(made.size()), made.stride(), made.dtype
+    return Resident.fresh(parts, lambda: made, zeros=func in _ZEROS)

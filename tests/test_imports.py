@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import adapter
+
 MOST = 60  # modules of ours that `import weft` loads
 COMPILER = (
     "weft.compiler", "weft.frontend.lower", "weft.frontend.expressions", "weft.ir.text",
@@ -52,6 +54,16 @@ assert kernels.total(torch.ones(3, 4)).item() == 12.0
 origins = {s.origin for k in (kernels.plain, kernels.total) for s in k.specializations}
 print(*origins)
 print(*(m for m in sys.modules if m.partition(".")[0] in ("weft", "llvmlite", "islpy")))
+"""
+SHADER = """
+import sys
+import torch
+import kernels
+from weft import webgpu
+
+assert kernels.plain.on("webgpu")(torch.arange(4.0)).tolist() == [3.0, 6.0, 9.0, 12.0]
+assert webgpu.buffer(torch.arange(4.0)).numpy().sum() == 6.0
+print(*sys.modules)
 """
 OPERATOR = """
 import sys
@@ -107,6 +119,15 @@ def test_a_call_from_the_disk_cache_imports_no_compiler(tmp_path):
     origins, names = run(CALLS + GRADIENT, tmp_path)
     assert origins == ["disk"]
     assert loaded(names, (*COMPILER, *LATER)) == []
+
+
+@pytest.mark.webgpu
+def test_a_shader_needs_no_llvm_and_a_buffer_nothing_of_torchs(tmp_path):
+    adapter()
+    (tmp_path / "kernels.py").write_text(KERNEL)
+    (names,) = run(SHADER, tmp_path)
+    assert loaded(names, ("weft.codegen.shader.emit",)) != []
+    assert loaded(names, ("llvmlite.binding", "torch.distributed.tensor", "sympy")) == []
 
 
 def test_an_operator_without_a_gradient_imports_none(tmp_path):

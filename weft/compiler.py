@@ -7,10 +7,9 @@ from copy import copy
 from dataclasses import field, replace
 from functools import partial
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from weft import timing
-from weft.codegen import cpu
-from weft.codegen.machine import host_cpu
 from weft.codegen.shading import DIALECTS, Form, ShaderCode, ShaderFacts
 from weft.frontend.lower import lower
 from weft.frontend.sizes import Size, sizes
@@ -47,7 +46,6 @@ from weft.passes.split_quotients import split_quotients
 from weft.passes.tile import tile
 from weft.passes.widen import widen
 from weft.passes.write_out import carries_small_arrays, small_loops, write_out
-from weft.schedule import default_cpu
 from weft.schedule.choose import candidate, for_large_calls
 from weft.schedule.grid import threads_of
 from weft.schedule.language import Cooperate, Schedule, SharedArrays, only, parse, several, show
@@ -55,6 +53,9 @@ from weft.schedule.nest import loops_of
 from weft.schedule.recurrences import MOST_JOINT, composes
 from weft.source import FunctionSource
 from weft.values import mutable
+
+if TYPE_CHECKING:
+    from weft.codegen.cpu import CpuCode
 
 DEFAULTS = Options()
 Variants = Mapping[Pass, Sequence[Pass]]  # what stands in place of a pass
@@ -64,14 +65,17 @@ def to_code(
     function: Function, options: Options, *, noalias: bool = True,
     listener: Callable[[str, Function], None] | None = None, asked: str | None = None,
     made_for: str = "", streaming_beyond: int | None = None,
-) -> cpu.CpuCode:  # fmt: skip
+) -> CpuCode:  # fmt: skip
     """IR to object code of this machine (or of another, see ``compile_cpu``), by the schedule that
     is ``asked`` for, or with stores that stream where arrays have more bytes than
     ``streaming_beyond``. Raises ``RaceError`` where iterations provably meet, ``ScheduleError``; in
     debug mode, the code checks at run time where that is not known."""
+    from weft.codegen import cpu  # LLVM, which shaders do without
+    from weft.schedule.default_cpu import completed
+
     wish = asked is not None
     function = optimize_for_cpu(function, options, noalias=noalias, listener=listener, asked=wish)
-    schedule = None if asked is None else default_cpu.completed(asked)
+    schedule = None if asked is None else completed(asked)
     return cpu.compile_cpu(function, schedule, made_for, streaming_beyond)
 
 
@@ -293,11 +297,13 @@ def stages(
         function = optimize(lowered.function, options, listener=listener, asked=asked)
         shown.texts.update(_gpu_texts(function, arch, asked, step, taken))
         return shown
+    from weft.codegen import cpu  # likewise
+
     code = to_code(lowered.function, options, listener=listener, asked=asked,
                    streaming_beyond=streaming_beyond)  # fmt: skip
     shown.texts["schedule"] = show(code.schedule) or "nothing: LLVM vectorises"
     beyond = streaming_beyond if asked is None else None
-    cpu.scheduled(made, code.schedule, host_cpu(), step, streaming_beyond=beyond)
+    cpu.scheduled(made, code.schedule, cpu.host_cpu(), step, streaming_beyond=beyond)
     shown.texts["scheduled ir"] = print_function(code.function, spans=options.lines)
     shown.texts["llvm"] = code.llvm
     shown.texts["llvm optimized"] = code.optimized()

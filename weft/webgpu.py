@@ -37,8 +37,8 @@ def buffer(tensor: Any) -> torch.Tensor:
         )
     with torch.no_grad():
         like = torch.empty_like(tensor, device="meta")
-        made = Resident.of(torch.empty_strided(like.size(), like.stride(), dtype=like.dtype))
-        made.copy_(tensor)
+        memory = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype)
+        made = Resident.of(memory.copy_(tensor))
     return made.requires_grad_(tensor.requires_grad)
 
 

@@ -39,6 +39,15 @@ def _doubled(x):
     return out
 
 
+@weft.kernel
+def _doubled_into(x, make):
+    out = make(x)  # by Python, at each call
+    for i in range(x.shape[0]):
+        out[i] += 2 * x[i]
+    return out
+
+
+doubled_into = _doubled_into.on("webgpu")
 add_one, doubled = _add_one.on("webgpu"), _doubled.on("webgpu")
 
 
@@ -308,6 +317,7 @@ def test_a_tensor_keeps_its_memory() -> None:
         lambda: setattr(x, "data", torch.ones(3)),
         lambda: x.resize_(9),
         lambda: x.set_(torch.ones(3)),
+        lambda: x.as_strided_((2,), (1,), 1),
         lambda: x.share_memory_(),
     ):
         with pytest.raises(weft.KernelTypeError, match=r"keeps its memory.*\n.*x.copy_\(y\)"):
@@ -316,6 +326,26 @@ def test_a_tensor_keeps_its_memory() -> None:
         buffer([1, 2])  # type: ignore[arg-type]
     with pytest.raises(weft.KernelValueError, match="the tensor is on meta"):
         buffer(torch.zeros(3, device="meta"))
+
+
+SHAPES = {
+    "t_": lambda x: x.t_(),
+    "transpose_": lambda x: x.transpose_(0, 1),
+    "swapaxes_": lambda x: x.swapaxes_(0, 1),
+    "unsqueeze_": lambda x: x.unsqueeze_(1),
+    "squeeze_": lambda x: x.unsqueeze_(0).squeeze_(0),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_an_operation_that_changes_the_shape_in_place_does_so(name: str) -> None:
+    expected = torch.randn(2, 3)
+    x = buffer(expected)
+    doubled(x)
+    SHAPES[name](x), SHAPES[name](expected)
+    assert (x.shape, x.stride()) == (expected.shape, expected.stride())
+    given = [x.tolist(), x.numpy(), x.clone(), x + 0, copy.deepcopy(x), doubled(x) / 2]
+    assert all(torch.equal(torch.as_tensor(v), expected) for v in given)
 
 
 def test_a_thousand_calls_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,6 +394,19 @@ def test_results_that_are_gone_lend_what_they_had(monkeypatch: pytest.MonkeyPatc
     assert y.equal(expected)
     y = doubled(y)
     assert y.equal(2 * expected)
+
+
+@pytest.mark.parametrize("make", [torch.zeros_like, lambda x: x.new_zeros(x.shape[0])])
+def test_so_do_those_that_the_host_part_makes_by_python(make) -> None:
+    x = buffer(torch.arange(300.0))
+    expected = 2 * torch.arange(300.0)
+    found = [doubled_into(x, make) for _ in range(3)]
+    homes = {y.home for y in found}
+    del found
+    for _ in range(9):
+        y = doubled_into(x, make)  # the one before lives until this one is there
+        assert y.home in homes
+    assert y.equal(expected)
 
 
 def test_memory_of_results_is_not_lent_while_something_has_it() -> None:

@@ -127,6 +127,16 @@ def test_what_shaders_do_not_have_is_refused_by_name() -> None:
         weft.compile_for("msl", total, meta(9, dtype=torch.float64))
     assert "pass tensors of float32" in str(caught.value)
 
+    @weft.kernel
+    def gammas(x):
+        for i in range(x.shape[0]):
+            x[i] = weft.math.lgamma(x[i])
+
+    for dialect in ("wgsl", "msl"):  # the line is the kernel's, not one of weft's own formulas
+        with pytest.raises(TypeError, match="no `log` of float64, in which this") as caught:
+            weft.compile_for(dialect, gammas, meta(9))
+        assert "x[i] = weft.math.lgamma(x[i])" in str(caught.value)
+
 
 def test_devices_are_asked_for_by_name() -> None:
     with pytest.raises(ValueError, match="'cuda' is no device that a kernel may be asked"):

@@ -7,16 +7,15 @@ from weft.codegen import ptx
 from weft.codegen.emit import symbol_of
 from weft.codegen.grid import GridEmitter
 from weft.codegen.launching import Facts
+from weft.codegen.program import program_of
 from weft.codegen.tables import described, printed
 from weft.codegen.threads import argument_slots
-from weft.ir.core import Function, Op, Value, walk
+from weft.ir.core import Function, Op, walk
 from weft.ir.ops import OPS
-from weft.ir.types import MemRefType
 from weft.ir.views import memory
 from weft.passes.reciprocal import reciprocal
 from weft.schedule import analyse as analysis
 from weft.schedule.apply_cuda import apply_cuda
-from weft.schedule.index_width import Program
 from weft.schedule.language import Scan, Schedule, only
 from weft.schedule.listener import Listener, ignored
 from weft.schedule.prefetch import only_sums
@@ -86,18 +85,3 @@ def scheduled(function: Function, schedule: Schedule, listener: Listener = ignor
     if only(schedule, Scan) is None and not function.strict:
         function = reciprocal(function, carried=True)
     return GridEmitter(apply_cuda(function, schedule, program_of, listener), schedule)
-
-
-def program_of(function: Function) -> Program:
-    """The index arithmetic of ``function``, from its argument block."""
-    places = {(s.kind, s.arg, s.axis): k for k, s in enumerate(argument_slots(function))}
-    positions = {arg: k for k, arg in enumerate(function.args)}
-
-    def slot_of(value: Value, axis: int) -> int | None:
-        position = positions.get(value)
-        if position is None:
-            return None
-        kind = "size" if isinstance(value.type, MemRefType) else "int"
-        return places.get((kind, position, axis))
-
-    return Program(function, slot_of)

@@ -131,7 +131,8 @@ class Lowering:
 
     # --- names --------------------------------------------------------------------------------
     def span(self, node: ast.AST) -> Span:
-        return self.frame.source.span(node)
+        """Where ``node`` is; in a function of weft's own, the user's call of that."""
+        return self.frame.called_at or self.frame.source.span(node)
 
     def widen(self, name: str, operand: Operand, span: Span) -> Kind:
         """The kind of variable ``name`` after it has also been assigned ``operand``."""

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Sequence
 from typing import Any
 
-from weft.errors import CompileError, KernelSyntaxError, KernelTypeError, KernelValueError, Span
+from weft.errors import KernelSyntaxError, KernelTypeError, KernelValueError, Span
 from weft.frontend import casts, lists, loops, moves, objects, records
 from weft.frontend.accumulations import atomics
 from weft.frontend.context import Lowering
@@ -56,11 +56,13 @@ def inline(
         source.asserts = cx.source.asserts
         source.tree = atomics(source, Scope.of(function))
     outer = cx.frame
-    site = (function, span.line, span.column, span.end_line, span.end_column, outer.turns)
+    at = outer.source.span(node)
+    site = (function, at.line, at.column, at.end_line, at.end_column, outer.turns)
     limit_calls(cx, function, source.name, span)
     hints = annotations_of(function)
     body = desugar_function(source.tree.body, valued=node is not cx.discarded)
     cx.frame = Frame(source, (*outer.path, site), caller=outer)
+    cx.frame.called_at = outer.called_at or (span if _is_own(function) else None)
     cx.frame.counts, cx.frame.stored = assigned(body), stored_lists(source.tree)
     cx.frame.grown = grown(source.tree)
     own = {
@@ -83,13 +85,8 @@ def inline(
             if name in shared:
                 objects.give(cx, name, cx.frame.env[name])
         moves.begin(cx, body, arguments, span)
-        try:
-            cx.block(body)
-            moves.check(cx)
-        except CompileError as error:
-            if _is_own(function) and not _is_own(outer.source.function):
-                raise type(error)(error.message, span, error.help) from None
-            raise
+        cx.block(body)
+        moves.check(cx)
         value = returned_value(cx, span)
         value = _returned(cx, value, returned_types(function), span)
         inner = cx.frame

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from weft.ir.core import Block, Function, Op, Value
+from weft.ir.core import walk as every
 from weft.ir.ops import OPS
 from weft.ir.views import For, If, Parallel, While, accessed_by, constant_of, memory, written_by
 
@@ -21,10 +22,13 @@ from weft.ir.views import For, If, Parallel, While, accessed_by, constant_of, me
 GROUP = "group"
 WARP = 32
 ALL = 2 * WARP - 1
+_WAITS = "gpu.barrier", "gpu.shuffle"
 
 
 def divergent_wait(function: Function) -> Op | None:
     """The first barrier or shuffle that some of the threads that wait there may not come to."""
+    if not any(op.name in _WAITS for op in every(function.body)):
+        return None
     walk = _Walk(function.attrs[GROUP])
     while True:
         before = dict(walk.masks)
@@ -60,7 +64,7 @@ class _Walk:
         if op.regions:
             self.regions(op, control)
             return
-        width = op.attrs.get("width") if op.name in ("gpu.barrier", "gpu.shuffle") else None
+        width = op.attrs.get("width") if op.name in _WAITS else None
         if width is not None and control & (width - 1 if width else ALL):
             self.problem = self.problem or op
         accessed = accessed_by(op)

@@ -44,12 +44,14 @@ _LIKE = {
     _aten.new_ones.default, _aten.new_full.default, _aten.clone.default,
 }  # fmt: skip
 _EMPTY = {_aten.empty_like.default, _aten.new_empty.default, _aten.new_empty_strided.default}
+_ZEROS = {_aten.zeros_like.default, _aten.new_zeros.default}
 _UNREAD = _LIKE - {_aten.clone.default}
 _MOST_SPARE = 256 << 20  # bytes of results that are gone
 _MOST_LAYOUTS = 256
 _MOVING = {_aten.set_.source_Storage, _aten.set_.source_Tensor,
            _aten.set_.source_Storage_storage_offset, _aten.set_.default,
-           _aten.resize_.default, _aten.resize_as_.default}  # fmt: skip
+           _aten.resize_.default, _aten.resize_as_.default,
+           _aten.as_strided_.default}  # fmt: skip
 
 
 class Memory(Protocol):
@@ -245,8 +247,8 @@ class Resident(Housed, torch.Tensor):
 
     def plain(self) -> torch.Tensor:
         """The tensor's memory on the host, up to date, as a plain tensor."""
-        with torch.no_grad():
-            return self.as_subclass(torch.Tensor).detach()
+        self.home.exposed()
+        return self._laid_out()
 
     def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
         if self.requires_grad and not force:
@@ -284,7 +286,12 @@ class Resident(Housed, torch.Tensor):
     def _copied(self) -> torch.Tensor:
         with Home.lock:
             self.home.to_host()
-            return self.home.memory.clone()
+            return self._laid_out().clone()
+
+    def _laid_out(self) -> torch.Tensor:
+        """The memory on the host as this tensor has it now: ``t_`` and ``unsqueeze_`` change that.
+        (torch's first operation by a dispatcher in Python imports torch.distributed.)"""
+        return self.home.memory.as_strided(self.size(), self.stride())
 
     def _moved(self, *_: Any) -> Any:
         raise KernelTypeError(
@@ -321,7 +328,7 @@ class ResidentField(Resident, Field):
 
     def _plain_field(self) -> Field:
         """The memory on the host, which the caller brings up to date, and keeps to itself."""
-        made = self.home.memory.as_subclass(Field)
+        made = self._laid_out().as_subclass(Field)
         made.element = self.element
         return made
 
@@ -394,13 +401,18 @@ def _dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     """An operation of torch's on the host's copies."""
     if func in _MOVING:
         _residents((args, kwargs))[0]._moved()
+    if torch.Tag.inplace_view in func.tags:  # the tensor's own shape, and no element
+        with torch._C._DisableTorchDispatch():
+            return func(*args, **kwargs)
+    if func in _UNREAD:
+        with torch._C._DisableTorchDispatch():
+            return _kept(func(*args, **kwargs), func)
     positions, names = _writes(func)
     written = [v for k, a in enumerate(args) if k in positions for v in _residents(a)]
     written += [v for n, a in kwargs.items() if n in names for v in _residents(a)]
     all_of_them = _residents((args, kwargs))
-    if func not in _UNREAD:
-        for one in all_of_them:
-            one.home.to_host()
+    for one in all_of_them:
+        one.home.to_host()
     for one in written:  # before the operation: it may be a kernel's, which tells homes itself
         one.home.newest = HOST
     with torch._C._DisableTorchDispatch():
@@ -409,7 +421,7 @@ def _dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     args, kwargs = pytree.tree_map(lambda v: plain.get(id(v), v), (args, kwargs))
     result = func(*args, **kwargs)
     if func in _LIKE:
-        return _kept(result, empty=func in _EMPTY)
+        return _kept(result, func)
     result = pytree.tree_map(lambda v: back.get(id(v), v), result)
     plain.clear()
     args, kwargs = (), {}
@@ -419,7 +431,12 @@ def _dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     return result
 
 
-def _kept(made: torch.Tensor, *, empty: bool) -> torch.Tensor:
-    """A new tensor like a resident one, as one, where it is a dense one of the host."""
-    plain = made.device.type == "cpu" and made.layout is torch.strided and made.numel()
-    return Resident.of(made, empty=empty) if plain else made
+def _kept(made: torch.Tensor, func: Any) -> torch.Tensor:
+    """A new tensor like a resident one, which ``func`` made, as one, where it is a dense one of the
+    host; in memory of one that is gone if nothing has to be copied there."""
+    if made.device.type != "cpu" or made.layout is not torch.strided or not made.numel():
+        return made
+    if func not in _EMPTY and func not in _ZEROS:
+        return Resident.of(made)
+    parts = tuple(made.size()), made.stride(), made.dtype
+    return Resident.fresh(parts, lambda: made, zeros=func in _ZEROS)

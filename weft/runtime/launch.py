@@ -289,9 +289,9 @@ class Launcher:
             planned(code.plans, key)  # what finds, at later calls, that memory is shared
         values = [v for _, v in tensors]  # debug mode looks for races
         order = not self.options.debug and needs_order(special.compiled.function, values)
-        if order:
-            _warn_of_order(self, code.pairs[[d is not None for d in shared].index(True)])
         special = self.forms.specialize(specs, aliased=True, place=place, in_order=order)
+        if order:  # and not refused
+            _warn_of_order(self, code.pairs[[d is not None for d in shared].index(True)])
         return code, planned(code.alias_plans, (key, shared)), args
 
     def alias(self, code: Generated, args: tuple[Any, ...]) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, TypeVar
 
 from weft.errors import Span
 from weft.index.access import Extraction
@@ -11,8 +12,12 @@ from weft.ir.core import Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType
 from weft.ir.views import For, Parallel, is_constant, memory
+from weft.ir.writes import written
 from weft.schedule.intervals import Step
+from weft.schedule.variation import Variation
 from weft.values import frozen
+
+T = TypeVar("T")
 
 
 @frozen
@@ -92,11 +97,30 @@ class LoopNest:
         """What the function accesses, in indices and symbols."""
         return Extraction(self.function)
 
+    @functools.cached_property
+    def _known(self) -> dict[Hashable, Any]:
+        return {}
+
+    def once(self, rule: Callable[..., T], *about: Hashable) -> T:
+        """``rule(self, *about)``, which many candidates ask for, found out once."""
+        key = rule, *about
+        if key not in self._known:
+            self._known[key] = rule(self, *about)
+        return self._known[key]
+
+    def along(self, index: Value) -> Variation:
+        """How values vary between iterations along a parallel index."""
+        return self.once(_along, index)
+
     def array(self, name: str) -> Value:
         return self.function.args[self.arrays.index(name)]
 
     def index(self, axis: str) -> Value:
         return Parallel(self.parallel).indices[self.axes.index(axis)]
+
+
+def _along(loop: LoopNest, index: Value) -> Variation:
+    return Variation(loop.parallel.body, {index: 1}, changing=written(loop.function))
 
 
 def combined_by(function: Function, memref: Value) -> set[str] | Op:

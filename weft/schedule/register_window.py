@@ -167,10 +167,7 @@ def whole_vectors(
     found, numbers = nest.extraction, {*function.args}
     jams = {nest.index(jam.axis): jam.copies for jam in several(schedule, UnrollJam)
             if jam.stride == 1 and (jam.whole or not jam.overlap)}  # fmt: skip
-    axes = zip(Parallel(parallel).indices, Parallel(parallel).axes, strict=True)
-    begins = {iv: found.poly(axis[0]) for iv, axis in axes}
-    sizes = {Dim(op.operand, op.attrs["axis"]): op.result
-             for op in walk(function.body) if op.name == "memref.dim"}  # fmt: skip
+    begins, sizes = nest.once(_begins), nest.once(_sizes)
     arrays: dict[str, Align] = {}
     multiples: dict[MultipleOf, None] = {}
     stored = _stored_in_vectors(parallel, found, begins, jams)
@@ -185,7 +182,7 @@ def whole_vectors(
         loop = For(nest.serial[step.loop])
         # Where the first turn is.
         begin = found.poly(loop.upper if Reverse(step.loop) in schedule else loop.lower)
-        for row in windows(function, loop.op, {}, found):
+        for row in nest.once(_rows, loop.op):
             memref, subscripts, _ = memory(row.first)
             width = VECTOR_BYTES // memref.memref.element.bytes
             place = found.poly(subscripts[-1])
@@ -206,6 +203,22 @@ def whole_vectors(
                     for v in asked[1]
                 }
     return list(arrays.values()), list(multiples)
+
+
+def _rows(nest: LoopNest, loop: Op) -> list[Window]:
+    return windows(nest.function, loop, {}, nest.extraction)
+
+
+def _begins(nest: LoopNest) -> dict[Value, Poly | None]:
+    """Where each parallel index begins."""
+    loop = Parallel(nest.parallel)
+    return {iv: nest.extraction.poly(axis[0])
+            for iv, axis in zip(loop.indices, loop.axes, strict=True)}  # fmt: skip
+
+
+def _sizes(nest: LoopNest) -> dict[Dim, Value]:
+    return {Dim(op.operand, op.attrs["axis"]): op.result
+            for op in walk(nest.function.body) if op.name == "memref.dim"}  # fmt: skip
 
 
 def _stored_in_vectors(

@@ -164,7 +164,7 @@ def together(nest: LoopNest, loop: Op, tile: Tile, *, backwards: bool) -> bool:
     """Whether the threads of a block come to ``loop`` together, and begin it at the same turn.
     ``backwards``: it goes from its last turn to the first."""
     body = nest.parallel.body
-    along = [Variation(body, {thread: 1}) for thread in tile.threads.values()]
+    along = [nest.along(thread) for thread in tile.threads.values()]
     lower, upper, _ = For(loop).bounds
     begin, end = (upper, lower) if backwards else (lower, upper)
     if not all(a.uniform(begin) and (a.uniform(end) or a.direction(end)) for a in along):

@@ -30,7 +30,7 @@ from weft.schedule.nest import LoopNest
 from weft.schedule.register_window import whole_vectors
 from weft.schedule.shared_loads import MOST_TILE, WindowTile
 from weft.schedule.stage_rows import why_not_staged
-from weft.schedule.unroll_jam import repeatable, variation
+from weft.schedule.unroll_jam import repeatable
 
 _LEAST_CHUNKS = 8  # of turns that become one, in the longest loop
 # Iterations of a thread along the index of the neighbours and along another one, turns that become
@@ -77,7 +77,7 @@ def _staged(
 ) -> Iterator[Form]:
     window = next(step for step in tile.steps if isinstance(step, RegisterWindow))
     backwards = tuple(step for step in tile.steps if isinstance(step, Reverse))
-    along = variation(loop.function, loop.parallel, tile.order[0])
+    along = loop.along(loop.index(loop.axes[tile.order[0]]))
     uneven = () if along.uniform(*For(tile.loop).bounds) else (LongestFirst(),)
     first, *others = (loop.axes[k] for k in tile.order)
     for copies, turns, staged, (across, beside) in _STAGED:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from copy import copy
 
 from weft import timing
-from weft.codegen.cuda import program_of
+from weft.codegen.program import program_of
 from weft.codegen.shader.arrays import atomically_updated, whole
 from weft.codegen.shader.dialects import MSL, WGSL, Dialect, UnsupportedInShaderError, type_of
 from weft.codegen.shader.lighter import lighter

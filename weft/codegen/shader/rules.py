@@ -67,10 +67,9 @@ class Expressions:
             rule = _called
         is_wide = op.name.startswith("math.") and op.left.type is f64 and op.name not in _EXACT
         if rule is None or is_wide:
-            what = op.name.partition(".")[2] + (" of float64" if is_wide else "")
-            raise UnsupportedInShaderError(
-                f"shaders have no `{what}`", op.span, "run the kernel on a CPU or with CUDA"
-            )
+            told = f"shaders have no `{op.name.partition('.')[2]}`"
+            told += " of float64, in which this is computed" * is_wide
+            raise UnsupportedInShaderError(told, op.span, "run the kernel on a CPU or with CUDA")
         return rule(self, op, a)
 
     def combined(self, kind: str, t: ScalarType, a: str, b: str) -> str:

@@ -22,6 +22,7 @@ from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import (
     aggregates,
     closures,
+    collections,
     complex_calls,
     complexes,
     comprehensions,
@@ -569,6 +570,7 @@ HANDLERS: dict[str, Handler] = {
     "sorted": lists.ordered, "array": lists.of_torch, "zeros": lists.zeros,
     "reversed": lambda cx, node, a: sequences.reverse(cx, a[0], cx.span(node)),
     **constructors.FUNCTIONS,
+    **collections.FUNCTIONS,
     "dot": _of_method("dot"), "cross": _of_method("cross"), "length": _of_method("norm"),
     "normalize": _of_method("normalized"), "determinant": _of_method("determinant"),
     "inverse": _of_method("inverse"), "distance": _distance, "cast": _cast,

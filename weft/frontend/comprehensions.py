@@ -24,7 +24,7 @@ from weft.ir.views import written_by
 from weft.lang.growing import ROOM
 
 MOST_ITEMS = 256  # of a comprehension, which is written out
-_Comprehension = ast.GeneratorExp | ast.ListComp
+_Comprehension = ast.GeneratorExp | ast.ListComp | ast.SetComp
 
 
 class _Elements(ast.expr):
@@ -236,12 +236,18 @@ def _set(name: str, value: ast.expr) -> ast.stmt:
     return ast.Assign([ast.Name(name, ast.Store())], value)
 
 
+def written_out(cx: Lowering, node: _Comprehension) -> list[Operand] | None:
+    """The items of a comprehension over what is known at compile time; None of another one."""
+    with _tried(cx):
+        return _written_out(cx, node)
+    return None
+
+
 def listed(cx: Lowering, node: _Comprehension) -> Operand:
     """A comprehension: written out, or, where its length is known at run time only, a list that
     grows."""
-    with _tried(cx):
-        return _written_out(cx, node)
-    return _in_loops(cx, node)
+    items = written_out(cx, node)
+    return _in_loops(cx, node) if items is None else Tup(items)
 
 
 def _in_loops(cx: Lowering, node: _Comprehension) -> Operand:
@@ -268,8 +274,7 @@ def _in_loops(cx: Lowering, node: _Comprehension) -> Operand:
     return cx.frame.env[found]
 
 
-def _written_out(cx: Lowering, node: _Comprehension) -> Tup:
-    """A comprehension over what is known at compile time."""
+def _written_out(cx: Lowering, node: _Comprehension) -> list[Operand]:
     made, items = own(node), list[Operand]()
     turns = cx.frame.turns
 
@@ -298,7 +303,7 @@ def _written_out(cx: Lowering, node: _Comprehension) -> Tup:
         items = [objects.renewed(cx, item) for item in items]
         cx.frame.turns = turns
         cx.frame.changed_objects |= changed
-    return Tup(items)
+    return items
 
 
 def _fixed(cx: Lowering, node: ast.expr, at: _Comprehension) -> list[Operand]:

@@ -76,8 +76,8 @@ def known_key(x: Operand, span: Span) -> Any:
     if found is None:
         raise KernelTypeError(
             "a dict of a device loop is subscripted by a run-time value", span,
-            help="a loop over the dict has its keys as constants (by a name that nothing else "
-            "assigns), as weft.static(range(3)) has; what is chosen at run time is a list's",
+            help="a loop over the dict has its keys as constants (by a name that loops alone "
+            "assign), as weft.static(range(3)) has; what is chosen at run time is a list's",
         )  # fmt: skip
     return found.value
 

@@ -113,32 +113,11 @@ def make(
     return Tup([values[n] for n in names], tuple(names), target, made)
 
 
-def dictionary(cx: Lowering, node: ast.Dict) -> Tup:
-    """``{"a": x, "b": y}``: a value with items by constant keys."""
-    items: list[Operand] = []
-    names: list[Any] = []
-    span = cx.span(node)
-    for key, value in zip(node.keys, node.values, strict=True):
-        name = named.key_of(cx.expression(key)) if key is not None else None
-        if name is None or name.value in names:
-            raise KernelTypeError(
-                "a dict of a device loop has constants as keys, each once", cx.span(node),
-                help="strings, numbers, members of enums, or tuples of these; else use a tensor, "
-                "or a struct",
-            )  # fmt: skip
-        names.append(name.value)
-        items.append(cx.expression(value))
-    return Tup(items, tuple(names), dict, objects.site(cx, span))
-
-
 def _named(x: Operand) -> Operand:
     """A dict as the members of a struct; dicts in it are structs, too."""
     if isinstance(x, Tup) and x.struct is dict:
         return Tup([_named(item) for item in x.items], x.names)
     return x
-
-
-EXPRESSIONS[ast.Dict] = dictionary
 
 
 def _of_dict(values: dict[str, Any]) -> Tup:

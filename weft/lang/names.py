@@ -147,6 +147,7 @@ BUILTINS.update({
     torch.nn.functional.log_softmax: "torch.log_softmax", torch.linalg.norm: "torch.vector_norm",
     **{getattr(torch, word): "array" for word in ("zeros", "ones", "empty", "full")},
     builtins.complex: "complex", builtins.sorted: "sorted",
+    builtins.dict: "dict", builtins.set: "set", builtins.frozenset: "set",
     cmath.phase: "phase", cmath.rect: "polar",
     torch.conj_physical: "conj",
     python_math.floor: "floor_int", python_math.ceil: "ceil_int", python_math.trunc: "trunc_int",

@@ -35,6 +35,7 @@ from weft.frontend import (
     lists,
     named,
     overflow,
+    partials,
     record_calls,
     records,
     row_calls,
@@ -96,8 +97,9 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
         given, by_name = positional(cx, node), keywords(cx, node)
         return given if takes is None else signatures.bind(takes, text, given, by_name, span)
 
-    if (made := record_calls.call(cx, node, function)) is not None:
-        return made
+    for kind in (record_calls, partials):
+        if (made := kind.call(cx, node, function)) is not None:
+            return made
     if isinstance(function, Method) and (own := named.method(function.receiver, function.name)):
         return _inlined(cx, node, Static(own), span, [function.receiver])
     if isinstance(function, Tup) and (own := named.special(function, "__call__")):

@@ -217,15 +217,53 @@ def _in_statements(
     if name in ("min", "max"):
         none = ast.Constant(f"`{name}` of no items")
         statements.append(ast.Assert(_get(some), none))
+    return _carried_out(cx, statements, (found, some, item), at)
+
+
+def known_items(cx: Lowering, node: ast.expr) -> list[Operand] | None:
+    """The items of ``node``; None where their number is known at run time only, and nothing has
+    been lowered."""
+    with _tried(cx):
+        items = casts.static_items(sequences.of_elements(cx, cx.expression(node)))
+        if items is None:
+            raise _Other
+        return items
+    return None
+
+
+def folded(
+    cx: Lowering, at: ast.Call, function: ast.expr, over: ast.expr, start: Sequence[ast.expr]
+) -> Operand:
+    """``functools.reduce(function, over, *start)``, as the loop that it stands for."""
+    mark = f"{at.lineno}:{at.col_offset}"
+    found, some, item = (f"{word} {mark}" for word in ("found", "some", "item"))
+    more: ast.stmt = _set(found, ast.Call(function, [_get(found), _get(item)], []))
+    begin = [_set(found, start[0] if start else ast.Constant(0))]
+    body, end = [more], list[ast.stmt]()
+    if not start:
+        begin.append(_set(some, ast.Constant(False)))
+        body = [
+            ast.If(_get(some), [more], [_set(found, _get(item))]),
+            _set(some, ast.Constant(True)),
+        ]
+        end = [ast.Assert(_get(some), ast.Constant("`functools.reduce` of no items"))]
+    loop = ast.For(ast.Name(item, ast.Store()), going_over(over), body, [])
+    return _carried_out(cx, [*begin, loop, *end], (found, some, item), at)
+
+
+def _carried_out(
+    cx: Lowering, statements: list[ast.stmt], names: Sequence[str], at: ast.Call
+) -> Operand:
+    """The first of ``names``, which are those of ``statements`` alone, after these."""
     known: list[ast.stmt] | None = getattr(at, "weft_statements", None)
     if known is None:
         known = desugar_body([placed(statement, at) for statement in statements])
         at.weft_statements = known  # type: ignore[attr-defined]
-    for word in (found, some, item):
-        cx.frame.counts[word] = 2
-        cx.frame.env.pop(word, None)
+    for name in names:
+        cx.frame.counts[name] = 2
+        cx.frame.env.pop(name, None)
     cx.block(known)
-    return cx.frame.lookup(found, cx.span(at), cx.guards)
+    return cx.frame.lookup(names[0], cx.span(at), cx.guards)
 
 
 def _get(name: str) -> ast.expr:

@@ -24,6 +24,7 @@ from weft.frontend import (
     expressions,
     generators,
     growing,
+    iterators,
     loops,
     members,
     moves,
@@ -79,7 +80,7 @@ from weft.values import mutable
 TotalKind = ScalarKind | ComplexKind | VecKind | TupKind  # of what a loop reduces into
 
 # All that say in the tables of context.py what they lower.
-LEAVES = (calls, comparisons, expressions, generators, loops, statements)
+LEAVES = (calls, comparisons, expressions, generators, iterators, loops, statements)
 MOST_ROUNDS = 20
 
 

@@ -18,7 +18,7 @@ from weft.errors import KernelTypeError, Span
 from weft.frontend import aggregates, casts
 from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.kinds import Method, Operand, Scalar, Static, Tup, Varying, dtype_of
-from weft.frontend.scope import Guard
+from weft.frontend.scope import REFERENCES, Guard, noted
 from weft.lang.structs import StructType
 from weft.lang.vectors import MatrixType, VectorType
 
@@ -100,10 +100,25 @@ def member(cx: Lowering, x: Tup, name: str, span: Span) -> Operand | None:
     found = inspect.getattr_static(x.struct, name, None) if _has_class(x) else None
     if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
         return inlined(cx, found.fget, [x], span)
-    if not isinstance(found, int | float | complex | str):
+    if isinstance(found, staticmethod | classmethod):
+        cx.guards.append(Guard(x.struct, name, getattr(x.struct, name)))
+        return Static(getattr(x.struct, name))
+    if found is None or hasattr(type(found), "__get__"):  # what Python makes of it is not known
         return None
     cx.guards.append(Guard(x.struct, name, found))
     return Static(found)
+
+
+def put(cx: Lowering, x: Tup, name: str, value: Operand, span: Span) -> bool:
+    """``x.name = value`` of a property with a setter. False where it has none."""
+    found = inspect.getattr_static(x.struct, name, None) if _has_class(x) else None
+    if not isinstance(found, property) or name in x.names:
+        return False
+    if not isinstance(found.fset, types.FunctionType):
+        raise KernelTypeError(f"the property `{name}` of `{x.struct.__name__}` has no setter", span,
+                              help=f"define one: @{name}.setter")  # fmt: skip
+    inlined(cx, found.fset, [x, value], span)
+    return True
 
 
 def method(x: Any, name: str) -> Any:
@@ -154,13 +169,34 @@ def is_object(value: Any) -> bool:
     return data or (isinstance(value, tuple) and hasattr(value, "_fields"))
 
 
-def inlined(cx: Lowering, function: Any, given: list[Operand], span: Span) -> Operand:
-    """``function(*given)``, inlined."""
+def given(x: Operand, place: ast.AST) -> ast.expr:
+    """A node that is ``x``."""
+    return _Given(x, place)
+
+
+def called(
+    cx: Lowering, function: Operand, arguments: list[Operand], by_name: dict[str, Operand],
+    span: Span, node: ast.AST | None = None,
+) -> Operand:  # fmt: skip
+    """``function(*arguments, **by_name)``. ``node``: what it is a part of, of the statement that is
+    lowered; what the function changes, that assigns."""
     column = len(span.text[: span.column].encode())
     place = ast.Pass(lineno=span.line, col_offset=column, end_lineno=span.end_line,
                      end_col_offset=span.end_column)  # fmt: skip
-    callee, *arguments = (_Given(x, place) for x in (Static(function), *given))
-    return cx.expression(ast.copy_location(ast.Call(callee, list(arguments), []), place))
+    callee, *places = (_Given(x, place) for x in (function, *arguments))
+    words = [ast.keyword(name, _Given(x, place)) for name, x in by_name.items()]
+    call = ast.copy_location(ast.Call(callee, list(places), words), place)
+    node = node or cx.statement
+    noted(call, getattr(node, REFERENCES, set()))  # in an earlier round
+    found = cx.expression(call)
+    if node is not None:
+        noted(node, getattr(call, REFERENCES, set()))
+    return found
+
+
+def inlined(cx: Lowering, function: Any, arguments: list[Operand], span: Span) -> Operand:
+    """``function(*arguments)``, inlined."""
+    return called(cx, Static(function), arguments, {}, span)
 
 
 def call_special(cx: Lowering, x: Any, name: str, given: list[Operand], span: Span) -> Any:

@@ -36,6 +36,19 @@ class LocalFunction:
         return getattr(self.node, "name", "lambda")
 
 
+@mutable
+class Partial:
+    """A function with its first arguments, and some by name. It is the value of a ``Static``."""
+
+    function: Operand
+    given: list[Operand]
+    named: dict[str, Operand]
+
+    @property
+    def __name__(self) -> str:
+        return "partial"
+
+
 OUTSIDE = "outside"
 # The parameters of an inlined function that hold objects have a second name in it, which the
 # function does not assign.
@@ -71,6 +84,8 @@ def _hidden(x: Any) -> Iterable[Operand]:
     value = x.value if isinstance(x, Static) else None
     if isinstance(value, Keywords):
         return value.values()
+    if isinstance(value, Partial):
+        return (value.function, *value.given, *value.named.values())
     return value.defaults.values() if isinstance(value, LocalFunction) else ()
 
 

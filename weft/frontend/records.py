@@ -317,6 +317,10 @@ def store(cx: Lowering, target: ast.Attribute | ast.Subscript, x: Operand, span:
         items[record.names.index(target.attr)] = x
         _put(cx, target.value, replace(record, items=items), span)
         return True
+    if record is not None and isinstance(target, ast.Attribute):
+        cx.pending.clear()  # what the setter changes
+        if named.put(cx, record, target.attr, x, span):
+            return True
     if record is not None and record.struct is dict and isinstance(target, ast.Subscript):
         key = named.known_key(cx.expression(target.slice), span)
         if key not in record.names:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.errors import KernelSyntaxError, KernelTypeError
-from weft.frontend import casts, comprehensions, expressions, named, sequences
+from weft.frontend import casts, comprehensions, expressions, named, sequences, signatures
 from weft.frontend.arguments import keywords, positional
 from weft.frontend.context import Lowering
 from weft.frontend.effects import LAZY
@@ -39,16 +39,24 @@ class _Call:
 
     def __init__(self, cx: Lowering, node: ast.Call, name: str) -> None:
         self.cx, self.name, self.span = cx, name, cx.span(node)
-        self.given, self.named = positional(cx, node), keywords(cx, node)
+        self.named = keywords(cx, node)
+        given = positional(cx, node)
+        takes, text = _TAKES[name], ast.unparse(node.func)
+        self.given = signatures.bind(takes, text, given, self.named, self.span)
+        most = takes.index("*") if "*" in takes else len(takes)
+        if most and len(self.given) > most:
+            raise self.wrong(f"takes {most} arguments by place", "give the others by name")
 
     def wrong(self, what: str, help: str) -> KernelTypeError:
         return KernelTypeError(f"`itertools.{self.name}` {what}", self.span, help=help)
 
-    def option(self, place: int, name: str, default: Any = None) -> Any:
-        """The argument of that place or name."""
-        if name in self.named:
-            return self.named.pop(name)
-        return self.given.pop(place) if len(self.given) > place else default
+    def option(self, place: int) -> Operand | None:
+        """The argument of that place, None where it is left out, or None."""
+        return signatures.argument(self.given, place)
+
+    def by_name(self, name: str) -> Operand | None:
+        x = self.named.get(name)
+        return None if type(x) is Static and x.value is None else x
 
     def whole(self, x: Operand | None, what: str, default: int) -> int:
         """A number that has to be known at compile time."""
@@ -97,16 +105,16 @@ _MOST_WRITTEN = 1000
 
 def _written(call: _Call, function: Callable[..., Any]) -> Tup:
     """What ``function`` of ``itertools`` makes of items that are known one by one."""
-    x, size = call.given[0], call.option(1, "r")
-    items = call.known(x)
-    made = _tuples(function(items, call.whole(size, "length", len(items))))
+    items = call.known(call.given[0])
+    size = call.whole(call.option(1), "length", len(items))
+    made = _tuples(function(items, size))
     if len(made.items) > _MOST_WRITTEN:
         raise call.wrong(f"with more than {_MOST_WRITTEN} items", _HELP[call.name])
     return made
 
 
 def _product(call: _Call) -> Operand:
-    columns = call.given * call.whole(call.named.pop("repeat", None), "number of times", 1)
+    columns = call.given * call.whole(call.by_name("repeat"), "number of times", 1)
     fixed = [casts.static_items(x) for x in columns]
     if all(items is not None for items in fixed):
         made = _tuples(itertools.product(*(items or [] for items in fixed)))
@@ -161,7 +169,7 @@ def _chain(call: _Call) -> Operand:
 
 
 def _zip_longest(call: _Call) -> Operand:
-    fill = call.named.pop("fillvalue", Static(None))
+    fill = call.by_name("fillvalue") or Static(None)
     fixed = [casts.static_items(x) for x in call.given]
     if all(items is not None for items in fixed):
         columns = [items or [] for items in fixed]
@@ -183,14 +191,14 @@ def _zip_longest(call: _Call) -> Operand:
 
 
 def _islice(call: _Call) -> Operand:
-    x, *bounds = call.given
-    start, stop, step = (Static(0), *bounds, Static(1)) if len(bounds) == 1 else (
-        *bounds, *[Static(1)] * (3 - len(bounds)))  # fmt: skip
-    by = call.whole(None if constant_value(step) is None else step, "step", 1)
-    first: Any = Static(0) if isinstance(start, Static) and start.value is None else start
-    last = None if isinstance(stop, Static) and stop.value is None else stop
+    x, bounds = call.given[0], [call.option(k) for k in range(1, 4)]
+    first: Any = bounds[0] if len(call.given) > 2 else None
+    last = bounds[1] if len(call.given) > 2 else bounds[0]
+    by = call.whole(bounds[2], "step", 1)
+    if by == 0:
+        raise call.wrong("with a step of 0", "use 1")
     known = casts.static_items(x)
-    if known is not None and all(isinstance(v, Static) for v in (first, last or first)):
+    if known is not None and all(v is None or isinstance(v, Static) for v in (first, last)):
         end = call.whole(last, "bound", len(known))
         return Tup(known[call.whole(first, "bound", 0) : end : by])
     cx, over = call.cx, call.over(x)
@@ -198,22 +206,21 @@ def _islice(call: _Call) -> Operand:
         if isinstance(bound, Static):
             call.whole(bound, "bound", 0)
             continue
+        cx.scalars.index(bound, call.span)  # refuses what is no integer
         there = cx.scalars.compare(">=", bound, Static(0), call.span)
         with cx.builder.about(call.span):
             cx.builder.do("weft.assert", cx.scalars.truth(there, call.span),
                           message="a bound of `itertools.islice` is negative")  # fmt: skip
     end = over.count if last is None else cx.scalars.extreme("<", over.count, last, call.span)
-    places = sequences.items(cx, Range(first, end, Static(by)), call.span)
+    places = sequences.items(cx, Range(first or Static(0), end, Static(by)), call.span)
     assert places is not None
     return Items(places.count, lambda k: over.item(places.item(k)))
 
 
 def _accumulate(call: _Call) -> Operand:
-    function = call.option(1, "func") or Static(operator.add)
-    initial = call.named.pop("initial", None)
+    function, initial = call.option(1) or Static(operator.add), call.by_name("initial")
     items = call.known(call.given[0])
-    if initial is not None and not (type(initial) is Static and initial.value is None):
-        items = [initial, *items]
+    items = items if initial is None else [initial, *items]
     made = items[:1]
     for item in items[1:]:
         made.append(named.called(call.cx, function, [made[-1], item], {}, call.span))
@@ -221,16 +228,18 @@ def _accumulate(call: _Call) -> Operand:
 
 
 def _repeat(call: _Call) -> Operand:
-    x, times = call.given[0], call.option(1, "times")
+    x, times = call.given[0], call.option(1)
+    if times is None:
+        return Items(_WITHOUT_END, lambda k: x)
     count = constant_value(times)
     if type(count) is int and count <= comprehensions.MOST_ITEMS:
         return Tup([x] * max(count, 0))
-    return Items(_WITHOUT_END if times is None else times, lambda k: x)
+    call.cx.scalars.index(times, call.span)  # refuses what is no integer
+    return Items(times, lambda k: x)  # type: ignore[arg-type]
 
 
 def _count(call: _Call) -> Operand:
-    step = call.option(1, "step", Static(1))
-    start = call.option(0, "start", Static(0))
+    start, step = call.option(0) or Static(0), call.option(1) or Static(1)
     return Items(_WITHOUT_END, lambda k: call.number("+", start, call.number("*", k, step)))
 
 
@@ -256,21 +265,28 @@ def _starmap(call: _Call) -> Operand:
 
 
 def _compress(call: _Call) -> Operand:
-    items, tests = call.known(call.given[0]), call.known(call.option(1, "selectors"))
+    items, tests = call.known(call.given[0]), call.known(call.given[1])
     if not all(isinstance(test, Static) for test in tests):
         raise call.wrong("by what is known at run time", _HELP["compress"])
     return Tup([x for x, test in zip(items, tests, strict=False) if test.value])  # type: ignore[union-attr]
 
 
-_FUNCTIONS: dict[str, tuple[Callable[[_Call], Operand], int]] = {
-    "product": (_product, 0), "pairwise": (_pairwise, 1), "chain": (_chain, 1),
-    "zip_longest": (_zip_longest, 1), "islice": (_islice, 2), "accumulate": (_accumulate, 1),
-    "repeat": (_repeat, 1), "count": (_count, 0), "cycle": (_cycle, 1), "starmap": (_starmap, 2),
-    "compress": (_compress, 1),
-    "combinations": (lambda c: _written(c, itertools.combinations), 1),
-    "permutations": (lambda c: _written(c, itertools.permutations), 1),
+_FUNCTIONS: dict[str, Callable[[_Call], Operand]] = {
+    "product": _product, "pairwise": _pairwise, "chain": _chain, "zip_longest": _zip_longest,
+    "islice": _islice, "accumulate": _accumulate, "repeat": _repeat, "count": _count,
+    "cycle": _cycle, "starmap": _starmap, "compress": _compress,
+    "combinations": lambda call: _written(call, itertools.combinations),
+    "permutations": lambda call: _written(call, itertools.permutations),
     "combinations_with_replacement":
-        (lambda c: _written(c, itertools.combinations_with_replacement), 1),
+        lambda call: _written(call, itertools.combinations_with_replacement),
+}  # fmt: skip
+_TAKES: dict[str, tuple[str, ...]] = {
+    "product": ("*", "repeat ="), "pairwise": ("x -",), "chain": ("*",),
+    "zip_longest": ("*", "fillvalue ="), "islice": ("x -", "stop -", "stop - =", "step - ="),
+    "accumulate": ("iterable", "func =", "*", "initial ="), "repeat": ("object", "times ="),
+    "count": ("start =", "step ="), "cycle": ("x -",), "starmap": ("function -", "x -"),
+    "compress": ("data", "selectors"), "combinations": ("iterable", "r"),
+    "permutations": ("iterable", "r ="), "combinations_with_replacement": ("iterable", "r"),
 }  # fmt: skip
 
 
@@ -279,15 +295,7 @@ def _of_itertools(name: str) -> Callable[[Lowering, ast.Call], Operand]:
         if name in _REFUSED:
             raise KernelSyntaxError(f"`itertools.{name}` cannot be called in a device loop",
                                     cx.span(node), help=_REFUSED[name])  # fmt: skip
-        function, takes = _FUNCTIONS[name]
-        call = _Call(cx, node, name)
-        if len(call.given) < takes:
-            raise call.wrong("takes more arguments", "see itertools for what it takes")
-        found = function(call)
-        if call.named:
-            raise call.wrong(f"takes no argument `{next(iter(call.named))}` in a device loop",
-                             "leave it out")  # fmt: skip
-        return found
+        return _FUNCTIONS[name](_Call(cx, node, name))
 
     return handler
 

@@ -272,7 +272,7 @@ def of_torch(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
 
 def ordered(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     """``sorted`` of a tuple or a vector: by comparing neighbours, from the front."""
-    span, (x,) = cx.span(node), arguments
+    span, x = cx.span(node), arguments[0]
     if isinstance(constant_value(x), set | frozenset):
         x = Static(list(x.value))  # type: ignore[union-attr]
     items = static_items(x)

@@ -17,7 +17,17 @@ from typing import Any
 from weft.errors import KernelTypeError, Span
 from weft.frontend import aggregates, casts
 from weft.frontend.context import EXPRESSIONS, Lowering
-from weft.frontend.kinds import Method, Operand, Scalar, Static, Tup, Varying, dtype_of
+from weft.frontend.kinds import (
+    Method,
+    Operand,
+    Scalar,
+    Static,
+    Tup,
+    Varying,
+    constant_value,
+    dtype_of,
+)
+from weft.frontend.objects import Making, Partial
 from weft.frontend.scope import REFERENCES, Guard, noted
 from weft.lang.structs import StructType
 from weft.lang.vectors import MatrixType, VectorType
@@ -109,16 +119,49 @@ def member(cx: Lowering, x: Tup, name: str, span: Span) -> Operand | None:
     return Static(found)
 
 
-def put(cx: Lowering, x: Tup, name: str, value: Operand, span: Span) -> bool:
-    """``x.name = value`` of a property with a setter. False where it has none."""
-    found = inspect.getattr_static(x.struct, name, None) if _has_class(x) else None
-    if not isinstance(found, property) or name in x.names:
+def put(cx: Lowering, x: Operand, name: str, value: Operand, span: Span) -> bool:
+    """``x.name = value`` of a property with a setter, and of an object that is being made. False of
+    others."""
+    new = constant_value(x)
+    if not isinstance(new, Making) and not (_has_class(x) and name not in x.names):  # type: ignore[union-attr]
         return False
-    if not isinstance(found.fset, types.FunctionType):
-        raise KernelTypeError(f"the property `{name}` of `{x.struct.__name__}` has no setter", span,
-                              help=f"define one: @{name}.setter")  # fmt: skip
-    inlined(cx, found.fset, [x, value], span)
+    kind: Any = new.kind if isinstance(new, Making) else x.struct  # type: ignore[union-attr]
+    found = inspect.getattr_static(kind, name, None)
+    if isinstance(found, property):
+        if not isinstance(found.fset, types.FunctionType):
+            raise KernelTypeError(f"the property `{name}` of `{kind.__name__}` has no setter", span,
+                                  help=f"define one: @{name}.setter")  # fmt: skip
+        cx.pending.clear()  # what the setter changes
+        inlined(cx, found.fset, [x, value], span)
+        return True
+    if not isinstance(new, Making):
+        return False
+    if cx.builder.block is not new.block:
+        raise KernelTypeError(
+            f"`.{name}` of an object that is being made is assigned in a branch or a loop", span,
+            help="give the value a name there, and assign it to the member after that",
+        )  # fmt: skip
+    new.members[name] = value
     return True
+
+
+def member_of_new(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
+    """``x.name`` of an object that is being made."""
+    new: Making = constant_value(x)
+    if name in new.members:
+        return new.members[name]
+    found = inspect.getattr_static(new.kind, name, None)
+    if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
+        return inlined(cx, found.fget, [x], span)
+    if isinstance(found, types.FunctionType):
+        return Static(Partial(Static(found), [x], {}))
+    if found is None or (not isinstance(found, staticmethod | classmethod)
+                         and hasattr(type(found), "__get__")):  # fmt: skip
+        raise KernelTypeError(f"`{new.kind.__name__}` has no `{name}` yet", span,
+                              help="assign it before")  # fmt: skip
+    value = getattr(new.kind, name)
+    cx.guards.append(Guard(new.kind, name, value))
+    return Static(value)
 
 
 def method(x: Any, name: str) -> Any:

@@ -10,14 +10,23 @@ import types
 from typing import Any
 
 from weft.errors import KernelTypeError, Span
-from weft.frontend import expressions, named
+from weft.frontend import expressions, making, named, records
 from weft.frontend.arguments import keywords, positional
 from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.kinds import Operand, Static, Tup, constant_value, describe
-from weft.frontend.objects import Partial
+from weft.frontend.objects import Making, Partial
 from weft.frontend.scope import Frame, Guard
+from weft.values import mutable
 
 _GETTERS = (operator.itemgetter, operator.attrgetter)
+
+
+@mutable
+class _Fields:
+    """The ``__init__`` that ``dataclass`` makes of ``kind``, of ``new``, which is being made."""
+
+    kind: type
+    new: Operand
 
 
 def call(cx: Lowering, node: ast.Call, function: Operand) -> Operand | None:
@@ -28,6 +37,16 @@ def call(cx: Lowering, node: ast.Call, function: Operand) -> Operand | None:
         by_name = target.named | keywords(cx, node)
         del cx.pending[cx.begin :]  # the function has these now
         return named.called(cx, target.function, given, by_name, cx.span(node), node)
+    if isinstance(target, _Fields):
+        made = records.make(
+            cx, target.kind, positional(cx, node), keywords(cx, node), cx.span(node)
+        )
+        assert isinstance(made, Tup)
+        for name, item in zip(made.names, made.items, strict=True):
+            named.put(cx, target.new, name, item, cx.span(node))
+        return Static(None)
+    if how := making.begins(target):
+        return None if records.makes_records(target) else making.make(cx, node, target, how)
     if target is functools.partial and node.args:
         held, *given = positional(cx, node)
         return Static(Partial(held, given, keywords(cx, node)))
@@ -78,8 +97,9 @@ def _super(cx: Lowering, node: ast.Call, name: str, span: Span) -> Operand:
                               help="write super().method(...) in a method")  # fmt: skip
     owner, receiver = held.cell_contents, frame.lookup(code.co_varnames[0], span, cx.guards)
     kind: Any = receiver.struct if isinstance(receiver, Tup) else constant_value(receiver)
+    is_new = isinstance(kind, Making)
     if not isinstance(kind, type):
-        kind = type(kind)
+        kind = kind.kind if is_new else type(kind)
     if owner not in kind.__mro__:
         raise KernelTypeError(f"`super()` of {describe(receiver)}", span,
                               help="call the method of an object of the class")  # fmt: skip
@@ -87,6 +107,8 @@ def _super(cx: Lowering, node: ast.Call, name: str, span: Span) -> Operand:
         if name in vars(base):
             found = vars(base)[name]
             cx.guards += [Guard(base, name, getattr(base, name))] if base is not object else []
+            if name == "__init__" and records.makes_records(base) and is_new:
+                return Static(_Fields(base, receiver))
             return _of_base(cx, found, receiver, Static(kind), span)
     raise KernelTypeError(f"`super()` of `{owner.__name__}` has no `{name}`", span,
                           help="check the spelling")  # fmt: skip
@@ -117,6 +139,8 @@ def _attribute(cx: Lowering, node: ast.Attribute) -> Operand:
             constant_value(cx.expression(made.func)) is super
         ):
             return _super(cx, made, node.attr, cx.span(node))
+        case ast.Name(id=name) if isinstance(constant_value(cx.frame.env.get(name)), Making):
+            return named.member_of_new(cx, cx.frame.env[name], node.attr, cx.span(node))
         case _:
             return _attribute_of(cx, node)
 

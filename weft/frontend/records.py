@@ -298,6 +298,8 @@ def store(cx: Lowering, target: ast.Attribute | ast.Subscript, x: Operand, span:
     if item or not (is_record(known) or isinstance(known, Static) or any(objects.held(known))):
         return False
     base = cx.expression(target.value)
+    if isinstance(target, ast.Attribute) and named.put(cx, base, target.attr, x, span):
+        return True
     if not isinstance(base, Static | Tup | Vec):  # a tensor that an object has
         return False
     if isinstance(known, Static) and not _is_constant(known.value):
@@ -317,10 +319,6 @@ def store(cx: Lowering, target: ast.Attribute | ast.Subscript, x: Operand, span:
         items[record.names.index(target.attr)] = x
         _put(cx, target.value, replace(record, items=items), span)
         return True
-    if record is not None and isinstance(target, ast.Attribute):
-        cx.pending.clear()  # what the setter changes
-        if named.put(cx, record, target.attr, x, span):
-            return True
     if record is not None and record.struct is dict and isinstance(target, ast.Subscript):
         key = named.known_key(cx.expression(target.slice), span)
         if key not in record.names:
@@ -346,6 +344,12 @@ def store(cx: Lowering, target: ast.Attribute | ast.Subscript, x: Operand, span:
             new = Vec(entries, base.shape)
         cx.bind(_target(target.value), new, span)
         return True
+    if isinstance(target, ast.Subscript) and isinstance(base, Tup) and base.in_order:
+        raise KernelTypeError(
+            f"an item of `{ast.unparse(target.value)}` is assigned, and lists that objects hold do "
+            "not change", span,
+            help="give the list a name of its own, and hand it to the functions that change it",
+        )  # fmt: skip
     raise KernelTypeError(f"{describe(base)} has no member that can be assigned here", span,
                           help="assign to a member of the struct")  # fmt: skip
 

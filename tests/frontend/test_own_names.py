@@ -122,7 +122,28 @@ def within_each_other(x, out):
         out[i] = s
 
 
-PROGRAMS = [keys_twice, floats_and_integers, in_loops_and_branches, in_functions, read_after,
+def functions_of_the_host_part(x, out):
+    scale = 2.0
+
+    def weighed(t, k=2):
+        return t * t * scale + k
+
+    def twice(t):
+        return weighed(t) + weighed(t, 3)
+
+    def factorial(n):
+        return 1 if n < 2 else n * factorial(n - 1)
+
+    for i in range(out.shape[0]):
+        out[i] = twice(x[i]) * 0.5 + factorial(4)
+    scale = scale + 1
+    for k in weft.serial(range(2)):
+        for i in range(out.shape[0]):
+            out[i] += weighed(x[i], k)
+
+
+PROGRAMS = [functions_of_the_host_part, keys_twice,
+            floats_and_integers, in_loops_and_branches, in_functions, read_after,
             within_each_other]  # fmt: skip
 
 

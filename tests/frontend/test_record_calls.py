@@ -1,4 +1,5 @@
-"""Objects and dicts made of others, and what dicts have, in a device loop."""
+# ruff: noqa: B905, C405, C416, PIE800 - as people write them
+"""Objects and dicts made of others, and what dicts and sets have, in a device loop."""
 
 from __future__ import annotations
 
@@ -138,8 +139,39 @@ def keyed_by_enums(x, out):
         out[i] = t[Mode.A] + 3 * t[Mode.B]
 
 
+def comprehended(x, out):
+    scale = {k: 0.5 * k for k in range(4)}
+    for i in range(out.shape[0]):
+        d = {k: scale[k] * x[i] for k in range(4) if k % 2}
+        e = {n: x[j] for j, n in enumerate(("u", "v"))}
+        for k, v in {a + b: a * b for a in (1, 2) for b in (2, 3)}.items():  # 4 twice
+            out[i] += k * v
+        f = {**d, 7: 1.0, **{1: 3.0}, **dict(zip((8, 9), (x[i], 2.0)))}
+        g = dict(e, w=x[i])
+        out[i] += d[1] + d[3] + e["u"] * e["v"] + f[1] + f[7] + sum(f.values()) + g["w"] + len(g)
+
+
+SMALL = {2, 4}
+
+
+def sets_of_constants(x, out):
+    odd = {1, 3, 5}
+    for i in range(out.shape[0]):
+        n = int(4 * x[i] + 0.3)
+        squares = {k * k for k in range(3)}
+        out[i] = len(squares) + 10 * (n in squares) + 100 * (i in odd)
+        if n not in {1, 2} | SMALL - {4} and i in set((0, 2, 4)) ^ frozenset({4}):
+            out[i] += 1000
+        if (n, i) in {(2, 0), (-1, 1), "a"} or "a" in {"b", "c"}:
+            out[i] += 5
+        for k in sorted(odd & {3, 5, 7}, reverse=True):
+            out[i] = out[i] * 2 + {3: x[i], 5: 1.0}[k]
+
+
 @pytest.mark.parametrize(
-    "plain", [keyed_by_numbers, keyed_by_tuples, keyed_by_enums], ids=lambda f: f.__name__
+    "plain",
+    [keyed_by_numbers, keyed_by_tuples, keyed_by_enums, comprehended, sets_of_constants],
+    ids=lambda f: f.__name__,
 )
 def test_keys_of_dicts_are_constants_of_any_kind(plain: Callable[..., None]) -> None:
     test_as_in_python(plain)
@@ -174,8 +206,24 @@ def made_of_runtime(x):
 
 def comprehension(x):
     for i in range(1):
-        d = {k: k + 1.0 for k in range(2)}
+        d = {k: k + 1.0 for k in range(i, 2)}
         x[i] = d[0]
+
+
+def set_of_runtime(x):
+    for i in range(1):
+        x[i] = len({i, 1})
+
+
+def set_comprehension(x):
+    for i in range(1):
+        x[i] = len({k for k in range(i + 1)})
+
+
+def loop_over_a_set(x):
+    for i in range(1):
+        for k in {1, 2}:
+            x[i] = k
 
 
 def new_key(x):
@@ -205,7 +253,10 @@ REFUSED = {
     runtime_key: "a dict of a device loop is subscripted by a run-time value",
     runtime_store: "a dict of a device loop is subscripted by a run-time value",
     made_of_runtime: "a dict of a device loop has constants as keys, each once",
-    comprehension: "a dict comprehension cannot be compiled",
+    comprehension: "a dict comprehension over what is known at run time only",
+    set_of_runtime: "a set of a device loop has constants as members",
+    set_comprehension: "a set comprehension over what is known at run time only",
+    loop_over_a_set: "a loop over a set, whose order is open",
     new_key: "an item of a dict of 'a' is assigned by another key",
     no_member: "`z` is none of the members x, y",
     own_copy: "`copy.copy` of `Copied`, which makes its objects in a way of its own",

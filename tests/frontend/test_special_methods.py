@@ -164,11 +164,6 @@ def test_sorted_is_reversed_by_a_flag_of_run_time(flag: bool) -> None:
     assert weft.kernel(descending)(x, flag).tolist() == descending(x, flag).tolist()
 
 
-class Swapped(Scaled):
-    def __init__(self, x: float) -> None:
-        super().__init__(-x)
-
-
 @dataclasses.dataclass
 class Doubling:
     x: Any
@@ -188,7 +183,6 @@ class Frozen:
 
 
 REFUSED = {
-    "out[i] = Swapped(x[i]).x": "`Swapped` cannot be called in a device loop: it makes an object",
     "out[i] = Doubling(x[i]).x": "`Doubling` cannot be called in a device loop: it makes an object",
     "out[i] = 1.0 if Identical(x[i]) == Identical(x[i]) else 0.0": "`Identical` has no __eq__",
     "f = Frozen(x[i]); f.x = 1.0": "a member of `Frozen` cannot be assigned",

@@ -402,9 +402,10 @@ REFUSED = {
         "`global` in a kernel", "global SCALE", "return the value, or write it into a tensor"),
     "class A: pass": (
         "a class defined inside a kernel", "class A: pass", "define it outside of the kernel"),
-    "def f(): pass": (
-        "a function defined inside a kernel", "def f(): pass",
-        "define it in the device loop that calls it, or outside of the kernel: it is inlined"),
+    "def f(y=x): pass": (
+        "a function defined inside a kernel", "def f(y=x): pass",
+        "define it outside of it, or in the loops: the host part may define what device loops "
+        "alone call, its defaults constants"),
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import ast
 from weft.errors import KernelSyntaxError, KernelTypeError
 from weft.frontend.casts import static_items
 from weft.frontend.context import Lowering
-from weft.frontend.kinds import Keywords, Operand, Static, describe
+from weft.frontend.kinds import Keywords, Operand, Static, Tup, describe
 
 
 def positional(cx: Lowering, node: ast.Call) -> list[Operand]:
@@ -34,6 +34,9 @@ def keywords(cx: Lowering, node: ast.Call) -> dict[str, Operand]:
             value = cx.expression(keyword.value)
             if isinstance(value, Static) and isinstance(value.value, Keywords):
                 named |= value.value  # a decorator hands on what it was given
+                continue
+            if isinstance(value, Tup) and value.struct is dict:
+                named |= {str(name): x for name, x in zip(value.names, value.items, strict=True)}
                 continue
             raise KernelSyntaxError(
                 "`**` cannot be compiled", cx.span(keyword), help="write the arguments one by one"

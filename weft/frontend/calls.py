@@ -22,6 +22,7 @@ from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import (
     aggregates,
     closures,
+    collections,
     complex_calls,
     complexes,
     comprehensions,
@@ -34,6 +35,7 @@ from weft.frontend import (
     lists,
     named,
     overflow,
+    partials,
     record_calls,
     records,
     row_calls,
@@ -95,8 +97,9 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
         given, by_name = positional(cx, node), keywords(cx, node)
         return given if takes is None else signatures.bind(takes, text, given, by_name, span)
 
-    if (made := record_calls.call(cx, node, function)) is not None:
-        return made
+    for kind in (record_calls, partials):
+        if (made := kind.call(cx, node, function)) is not None:
+            return made
     if isinstance(function, Method) and (own := named.method(function.receiver, function.name)):
         return _inlined(cx, node, Static(own), span, [function.receiver])
     if isinstance(function, Tup) and (own := named.special(function, "__call__")):
@@ -569,6 +572,7 @@ HANDLERS: dict[str, Handler] = {
     "sorted": lists.ordered, "array": lists.of_torch, "zeros": lists.zeros,
     "reversed": lambda cx, node, a: sequences.reverse(cx, a[0], cx.span(node)),
     **constructors.FUNCTIONS,
+    **collections.FUNCTIONS,
     "dot": _of_method("dot"), "cross": _of_method("cross"), "length": _of_method("norm"),
     "normalize": _of_method("normalized"), "determinant": _of_method("determinant"),
     "inverse": _of_method("inverse"), "distance": _distance, "cast": _cast,

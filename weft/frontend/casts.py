@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,7 @@ from weft.lang.vectors import MatrixType, VectorType
 CASTING = {"float": "f32", "double": "f64", "half": "f16", "bfloat16": "bf16", "int": "i32",
            "long": "i64", "bool": "bool"}  # fmt: skip
 MOST_ELEMENTS = 1 << 20  # of a local array
+_OF_SETS = {"|": operator.or_, "&": operator.and_, "-": operator.sub, "^": operator.xor}
 Handler = Callable[[Lowering, ast.Call, list[Operand]], Operand]
 
 
@@ -181,6 +183,14 @@ def static_items(x: Operand) -> list[Operand] | None:
     if isinstance(items := constant_value(x), (tuple, list, range)):
         return [Tup([Static(i) for i in v]) if isinstance(v, tuple) else Static(v) for v in items]
     return None
+
+
+def of_sets(symbol: str, a: Operand, b: Operand) -> Static | None:
+    """``a symbol b`` of two sets, which are known at compile time; None of anything else."""
+    known = constant_value(a), constant_value(b)
+    if symbol not in _OF_SETS or not all(isinstance(value, set | frozenset) for value in known):
+        return None
+    return Static(_OF_SETS[symbol](*known))
 
 
 def picked(cx: Lowering, items: list[Operand], k: Scalar | Static, span: Span) -> Operand:

@@ -17,7 +17,7 @@ from weft.frontend.inline import changes, limit_calls, returned_value
 from weft.frontend.kinds import Keywords, Operand, Static, Tup
 from weft.frontend.names import bound_names, stored_lists
 from weft.frontend.objects import LocalFunction
-from weft.frontend.scope import Frame, assigned
+from weft.frontend.scope import Frame, assigned, note_counts
 
 
 def _made(cx: Lowering, node: ast.Lambda | ast.FunctionDef) -> Static:
@@ -54,7 +54,8 @@ def call(
     outside = function.frame.arguments
     cx.frame.arguments = {k: v for k, v in outside.items() if k.partition(".")[0] not in own}
     cx.frame.around = function.frame
-    cx.frame.counts, cx.frame.stored = assigned(body), stored_lists(tree)
+    note_counts(cx.frame, body)
+    cx.frame.stored = stored_lists(tree)
     cx.frame.grown = grown(tree)
     cx.frame.given, cx.frame.imported = frozenset(values), frozenset(around)
     cx.frame.shared = frozenset({*around, *(n for n, x in values.items() if any(objects.held(x)))})

@@ -10,6 +10,7 @@ from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import (
     aggregates,
     casts,
+    collections,
     complexes,
     expressions,
     list_methods,
@@ -47,8 +48,9 @@ def compare(cx: Lowering, node: ast.Compare) -> Operand:
                               help="write (a < x) & (x < b)")  # fmt: skip
     for op, right_node in zip(node.ops, node.comparators, strict=True):
         if isinstance(right_node, ast.Set) and isinstance(op, ast.In | ast.NotIn):
-            right_node = ast.copy_location(ast.Tuple(right_node.elts, ast.Load()), right_node)
-        right = cx.expression(right_node)
+            right = collections.written(cx, right_node)
+        else:
+            right = cx.expression(right_node)
         result = aggregates.both(cx, result, _comparison(cx, op, left, right, span), span)
         left = right
     return result
@@ -117,7 +119,10 @@ def _membership(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span
     if isinstance(right, Tup) and right.struct is dict and (key := named.key_of(left)) is not None:
         return Static((key.value in right.names) is isinstance(op, ast.In))
     held = named.call_special(cx, right, "__contains__", [left], span)
-    items = casts.static_items(right)
+    whole = collections.is_set(right) and not isinstance(left, Static)
+    items = collections.members(right) if whole else casts.static_items(right)
+    if whole:  # a number is no tuple
+        items = [x for x in items or () if isinstance(x, Tup) is isinstance(left, Tup)]
     if held is None and items is None and sequences.items(cx, right, span) is not None:
         held = list_methods.contains(cx, right, left, span)
     if held is not None:

@@ -24,7 +24,7 @@ from weft.ir.views import written_by
 from weft.lang.growing import ROOM
 
 MOST_ITEMS = 256  # of a comprehension, which is written out
-_Comprehension = ast.GeneratorExp | ast.ListComp
+_Comprehension = ast.GeneratorExp | ast.ListComp | ast.SetComp
 
 
 class _Elements(ast.expr):
@@ -217,15 +217,53 @@ def _in_statements(
     if name in ("min", "max"):
         none = ast.Constant(f"`{name}` of no items")
         statements.append(ast.Assert(_get(some), none))
+    return _carried_out(cx, statements, (found, some, item), at)
+
+
+def known_items(cx: Lowering, node: ast.expr) -> list[Operand] | None:
+    """The items of ``node``; None where their number is known at run time only, and nothing has
+    been lowered."""
+    with _tried(cx):
+        items = casts.static_items(sequences.of_elements(cx, cx.expression(node)))
+        if items is None:
+            raise _Other
+        return items
+    return None
+
+
+def folded(
+    cx: Lowering, at: ast.Call, function: ast.expr, over: ast.expr, start: Sequence[ast.expr]
+) -> Operand:
+    """``functools.reduce(function, over, *start)``, as the loop that it stands for."""
+    mark = f"{at.lineno}:{at.col_offset}"
+    found, some, item = (f"{word} {mark}" for word in ("found", "some", "item"))
+    more: ast.stmt = _set(found, ast.Call(function, [_get(found), _get(item)], []))
+    begin = [_set(found, start[0] if start else ast.Constant(0))]
+    body, end = [more], list[ast.stmt]()
+    if not start:
+        begin.append(_set(some, ast.Constant(False)))
+        body = [
+            ast.If(_get(some), [more], [_set(found, _get(item))]),
+            _set(some, ast.Constant(True)),
+        ]
+        end = [ast.Assert(_get(some), ast.Constant("`functools.reduce` of no items"))]
+    loop = ast.For(ast.Name(item, ast.Store()), going_over(over), body, [])
+    return _carried_out(cx, [*begin, loop, *end], (found, some, item), at)
+
+
+def _carried_out(
+    cx: Lowering, statements: list[ast.stmt], names: Sequence[str], at: ast.Call
+) -> Operand:
+    """The first of ``names``, which are those of ``statements`` alone, after these."""
     known: list[ast.stmt] | None = getattr(at, "weft_statements", None)
     if known is None:
         known = desugar_body([placed(statement, at) for statement in statements])
         at.weft_statements = known  # type: ignore[attr-defined]
-    for word in (found, some, item):
-        cx.frame.counts[word] = 2
-        cx.frame.env.pop(word, None)
+    for name in names:
+        cx.frame.counts[name] = 2
+        cx.frame.env.pop(name, None)
     cx.block(known)
-    return cx.frame.lookup(found, cx.span(at), cx.guards)
+    return cx.frame.lookup(names[0], cx.span(at), cx.guards)
 
 
 def _get(name: str) -> ast.expr:
@@ -236,12 +274,18 @@ def _set(name: str, value: ast.expr) -> ast.stmt:
     return ast.Assign([ast.Name(name, ast.Store())], value)
 
 
+def written_out(cx: Lowering, node: _Comprehension) -> list[Operand] | None:
+    """The items of a comprehension over what is known at compile time; None of another one."""
+    with _tried(cx):
+        return _written_out(cx, node)
+    return None
+
+
 def listed(cx: Lowering, node: _Comprehension) -> Operand:
     """A comprehension: written out, or, where its length is known at run time only, a list that
     grows."""
-    with _tried(cx):
-        return _written_out(cx, node)
-    return _in_loops(cx, node)
+    items = written_out(cx, node)
+    return _in_loops(cx, node) if items is None else Tup(items)
 
 
 def _in_loops(cx: Lowering, node: _Comprehension) -> Operand:
@@ -268,8 +312,7 @@ def _in_loops(cx: Lowering, node: _Comprehension) -> Operand:
     return cx.frame.env[found]
 
 
-def _written_out(cx: Lowering, node: _Comprehension) -> Tup:
-    """A comprehension over what is known at compile time."""
+def _written_out(cx: Lowering, node: _Comprehension) -> list[Operand]:
     made, items = own(node), list[Operand]()
     turns = cx.frame.turns
 
@@ -298,7 +341,7 @@ def _written_out(cx: Lowering, node: _Comprehension) -> Tup:
         items = [objects.renewed(cx, item) for item in items]
         cx.frame.turns = turns
         cx.frame.changed_objects |= changed
-    return Tup(items)
+    return items
 
 
 def _fixed(cx: Lowering, node: ast.expr, at: _Comprehension) -> list[Operand]:

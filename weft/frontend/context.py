@@ -136,7 +136,7 @@ class Lowering:
 
     def widen(self, name: str, operand: Operand, span: Span) -> Kind:
         """The kind of variable ``name`` after it has also been assigned ``operand``."""
-        return self.widen_at((*self.frame.path, name), operand, span)
+        return self.widen_at((*self.frame.path, *self.frame.own.get(name, ()), name), operand, span)
 
     def widen_at(self, key: tuple[Any, ...], operand: Operand, span: Span) -> Kind:
         """The same of the variable of that path and name, perhaps of another function."""

@@ -65,10 +65,11 @@ _CHEAP_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXo
 
 
 def binary(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Operand:
+    found: Operand | None = casts.of_sets(symbol, a, b)
     if named.has_members(a) or named.has_members(b):
         found = named.binary(cx, symbol, a, b, span, binary)
-        if found is not None:
-            return found
+    if found is not None:
+        return found
     for x in (a, b):
         list_methods.refuse_nested(x, f"`{symbol}`", span)
     if list_methods.is_list(a) or list_methods.is_list(b):

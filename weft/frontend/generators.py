@@ -12,7 +12,9 @@ from weft.frontend.context import EXPRESSIONS, STATEMENTS, Lowering
 from weft.frontend.desugar import placed
 from weft.frontend.effects import LAZY
 from weft.frontend.hints import ITERATION
-from weft.frontend.kinds import Operand, Static
+from weft.frontend.kinds import Operand, Static, constant_value
+from weft.frontend.names import dotted
+from weft.lang import names
 
 _ITERATING = (map, filter, enumerate, zip, reversed)
 _COPIED = ("weft_break", "weft_certain")
@@ -152,6 +154,9 @@ def refuse_named(cx: Lowering, node: ast.Assign) -> None:
     """Refuses a name for an iterator, which Python uses up."""
     value = node.value
     iterates = isinstance(value, ast.GeneratorExp) or _builtin(cx, value) is not None
+    if isinstance(value, ast.Call) and dotted(value.func).rpartition(".")[2] in names.ITERTOOLS:
+        found = names.canonical(constant_value(cx.expression(value.func))) or ""
+        iterates |= found.startswith("itertools.")
     if iterates and any(isinstance(target, ast.Name) for target in node.targets):
         raise KernelSyntaxError(
             "an iterator with a name: what has gone over it has used it up", cx.span(value),

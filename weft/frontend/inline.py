@@ -32,7 +32,7 @@ from weft.frontend.kinds import (
 from weft.frontend.named import is_record
 from weft.frontend.names import Scope, stored_lists
 from weft.frontend.parameters import annotations_of, assigned_references, returned_types
-from weft.frontend.scope import REFERENCES, Frame, assigned, noted
+from weft.frontend.scope import REFERENCES, Frame, note_counts, noted
 from weft.lang.dtypes import ComplexType, DType
 from weft.lang.loops import is_func
 from weft.lang.numbers import strong
@@ -63,7 +63,8 @@ def inline(
     body = desugar_function(source.tree.body, valued=node is not cx.discarded)
     cx.frame = Frame(source, (*outer.path, site), caller=outer)
     cx.frame.called_at = outer.called_at or (span if _is_own(function) else None)
-    cx.frame.counts, cx.frame.stored = assigned(body), stored_lists(source.tree)
+    note_counts(cx.frame, body)
+    cx.frame.stored = stored_lists(source.tree)
     cx.frame.grown = grown(source.tree)
     own = {
         n for n, hint in hints.items() if is_template(hint) and isinstance(places.get(n), ast.Name)

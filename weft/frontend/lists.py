@@ -32,6 +32,7 @@ from weft.frontend.kinds import (
     Static,
     Tensor,
     Tup,
+    constant_value,
     dtype_of,
     is_complex,
     promote,
@@ -271,20 +272,24 @@ def of_torch(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
 
 def ordered(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     """``sorted`` of a tuple or a vector: by comparing neighbours, from the front."""
-    span, items = cx.span(node), static_items(arguments[0])
+    span, x = cx.span(node), arguments[0]
+    if isinstance(constant_value(x), set | frozenset):
+        x = Static(list(x.value))  # type: ignore[union-attr]
+    items = static_items(x)
     down = [cx.expression(k.value) for k in node.keywords if k.arg == "reverse"]
     key = next((cx.expression(k.value) for k in node.keywords if k.arg == "key"), None)
     of_tuples = items is not None and any(isinstance(x, Tup) and x.in_order for x in items)
-    if list_methods.is_list(arguments[0]) or key is not None or of_tuples or (
-        items is None and sequences.items(cx, arguments[0], span) is not None
+    if list_methods.is_list(x) or key is not None or of_tuples or (
+        items is None and sequences.items(cx, x, span) is not None
     ):  # fmt: skip
-        return list_methods.ordered(cx, arguments[0], key, down[0] if down else None, span)
+        return list_methods.ordered(cx, x, key, down[0] if down else None, span)
     if items is None or any(is_complex(x) or dtype_of(x) is None for x in items):
         raise KernelTypeError("`sorted` of what is no tuple of numbers", span,
                               help="sort the tensor in the host part: torch.sort")  # fmt: skip
-    if not items:
-        return Tup([])
     falls = bool(down and isinstance(down[0], Static) and down[0].value)
+    constants = [constant_value(item) for item in items]
+    if not items or (None not in constants and not (down and not isinstance(down[0], Static))):
+        return Tup([Static(value) for value in sorted(constants, reverse=falls)])
     turned = None
     if down and not isinstance(down[0], Static):
         turned = cx.scalars.truth(cx.read_number(down[0], span), span)

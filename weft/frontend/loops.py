@@ -26,6 +26,7 @@ from weft.frontend.kinds import (
     TupKind,
     Unbound,
     Vec,
+    constant_value,
     describe,
     flatten,
     holds_objects,
@@ -82,6 +83,9 @@ def space(
         return lowers, uppers, [one] * len(lowers), whole
     if isinstance(iterable, Items):
         return [zero], [index(iterable.count, span)], [one], lambda items: iterable.item(items[0])
+    if isinstance(constant_value(iterable), set | frozenset):
+        raise KernelTypeError("a loop over a set, whose order is open", span,
+                              help="write sorted(...) around it")  # fmt: skip
     raise KernelTypeError(
         f"a kernel cannot loop over {describe(iterable)}", span,
         help="loop over range(...), weft.ndrange(...) or a tensor; write weft.serial(...) around "
@@ -278,8 +282,12 @@ def _certain(cx: Lowering, node: ast.For | ast.While) -> Generator[None]:
 def loop(cx: Lowering, node: ast.For) -> None:
     block = cx.builder.block
     first = len(block.ops)
+    own = [name for name in _names(node.target) if name in cx.frame.own]
+    cx.frame.own |= dict.fromkeys(own, (node.lineno, node.col_offset))
     with _certain(cx, node):
         _loop(cx, node)
+    for name in own:
+        cx.frame.env.pop(name, None)
     growing.check_loop(cx, node.iter, block.ops[first:])
 
 

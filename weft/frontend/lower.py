@@ -24,6 +24,7 @@ from weft.frontend import (
     expressions,
     generators,
     growing,
+    iterators,
     loops,
     members,
     moves,
@@ -66,7 +67,7 @@ from weft.frontend.kinds import (
 )
 from weft.frontend.names import bound_names, stored_lists
 from weft.frontend.scalars import Scalars
-from weft.frontend.scope import Frame, Guard, assigned
+from weft.frontend.scope import Frame, Guard, note_counts
 from weft.frontend.specs import CAPTURED_BITS, ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec
 from weft.frontend.split import Region
 from weft.ir import types as ir
@@ -79,7 +80,7 @@ from weft.values import mutable
 TotalKind = ScalarKind | ComplexKind | VecKind | TupKind  # of what a loop reduces into
 
 # All that say in the tables of context.py what they lower.
-LEAVES = (calls, comparisons, expressions, generators, loops, statements)
+LEAVES = (calls, comparisons, expressions, generators, iterators, loops, statements)
 MOST_ROUNDS = 20
 
 
@@ -225,9 +226,7 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
     ordered = is_once(node)
     body, combiners = _body(cx, node, names)
     cx.frame.stored, cx.frame.grown = stored_lists(node), growing.grown(node)
-    cx.frame.counts = assigned(
-        [*body, ast.copy_location(ast.For(node.target, node.iter, [], []), node)]
-    )
+    note_counts(cx.frame, [*body, ast.copy_location(ast.For(node.target, node.iter, [], []), node)])
     iterable = cx.expression(node.iter)
     lowers, uppers, steps, bind = loops.space(cx, node, iterable, ordered=False)
     # Lowering the body finds the types of the reduced names; the loop is built around it after.

@@ -17,8 +17,18 @@ from typing import Any
 from weft.errors import KernelTypeError, Span
 from weft.frontend import aggregates, casts
 from weft.frontend.context import EXPRESSIONS, Lowering
-from weft.frontend.kinds import Method, Operand, Scalar, Static, Tup, Varying, dtype_of
-from weft.frontend.scope import Guard
+from weft.frontend.kinds import (
+    Method,
+    Operand,
+    Scalar,
+    Static,
+    Tup,
+    Varying,
+    constant_value,
+    dtype_of,
+)
+from weft.frontend.objects import Making, Partial
+from weft.frontend.scope import REFERENCES, Guard, noted
 from weft.lang.structs import StructType
 from weft.lang.vectors import MatrixType, VectorType
 
@@ -76,8 +86,8 @@ def known_key(x: Operand, span: Span) -> Any:
     if found is None:
         raise KernelTypeError(
             "a dict of a device loop is subscripted by a run-time value", span,
-            help="a loop over the dict has its keys as constants (by a name that nothing else "
-            "assigns), as weft.static(range(3)) has; what is chosen at run time is a list's",
+            help="a loop over the dict has its keys as constants (by a name that loops alone "
+            "assign), as weft.static(range(3)) has; what is chosen at run time is a list's",
         )  # fmt: skip
     return found.value
 
@@ -100,10 +110,58 @@ def member(cx: Lowering, x: Tup, name: str, span: Span) -> Operand | None:
     found = inspect.getattr_static(x.struct, name, None) if _has_class(x) else None
     if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
         return inlined(cx, found.fget, [x], span)
-    if not isinstance(found, int | float | complex | str):
+    if isinstance(found, staticmethod | classmethod):
+        cx.guards.append(Guard(x.struct, name, getattr(x.struct, name)))
+        return Static(getattr(x.struct, name))
+    if found is None or hasattr(type(found), "__get__"):  # what Python makes of it is not known
         return None
     cx.guards.append(Guard(x.struct, name, found))
     return Static(found)
+
+
+def put(cx: Lowering, x: Operand, name: str, value: Operand, span: Span) -> bool:
+    """``x.name = value`` of a property with a setter, and of an object that is being made. False of
+    others."""
+    new = constant_value(x)
+    if not isinstance(new, Making) and not (_has_class(x) and name not in x.names):  # type: ignore[union-attr]
+        return False
+    kind: Any = new.kind if isinstance(new, Making) else x.struct  # type: ignore[union-attr]
+    found = inspect.getattr_static(kind, name, None)
+    if isinstance(found, property):
+        if not isinstance(found.fset, types.FunctionType):
+            raise KernelTypeError(f"the property `{name}` of `{kind.__name__}` has no setter", span,
+                                  help=f"define one: @{name}.setter")  # fmt: skip
+        cx.pending.clear()  # what the setter changes
+        inlined(cx, found.fset, [x, value], span)
+        return True
+    if not isinstance(new, Making):
+        return False
+    if cx.builder.block is not new.block:
+        raise KernelTypeError(
+            f"`.{name}` of an object that is being made is assigned in a branch or a loop", span,
+            help="give the value a name there, and assign it to the member after that",
+        )  # fmt: skip
+    new.members[name] = value
+    return True
+
+
+def member_of_new(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
+    """``x.name`` of an object that is being made."""
+    new: Making = constant_value(x)
+    if name in new.members:
+        return new.members[name]
+    found = inspect.getattr_static(new.kind, name, None)
+    if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
+        return inlined(cx, found.fget, [x], span)
+    if isinstance(found, types.FunctionType):
+        return Static(Partial(Static(found), [x], {}))
+    if found is None or (not isinstance(found, staticmethod | classmethod)
+                         and hasattr(type(found), "__get__")):  # fmt: skip
+        raise KernelTypeError(f"`{new.kind.__name__}` has no `{name}` yet", span,
+                              help="assign it before")  # fmt: skip
+    value = getattr(new.kind, name)
+    cx.guards.append(Guard(new.kind, name, value))
+    return Static(value)
 
 
 def method(x: Any, name: str) -> Any:
@@ -154,13 +212,34 @@ def is_object(value: Any) -> bool:
     return data or (isinstance(value, tuple) and hasattr(value, "_fields"))
 
 
-def inlined(cx: Lowering, function: Any, given: list[Operand], span: Span) -> Operand:
-    """``function(*given)``, inlined."""
+def given(x: Operand, place: ast.AST) -> ast.expr:
+    """A node that is ``x``."""
+    return _Given(x, place)
+
+
+def called(
+    cx: Lowering, function: Operand, arguments: list[Operand], by_name: dict[str, Operand],
+    span: Span, node: ast.AST | None = None,
+) -> Operand:  # fmt: skip
+    """``function(*arguments, **by_name)``. ``node``: what it is a part of, of the statement that is
+    lowered; what the function changes, that assigns."""
     column = len(span.text[: span.column].encode())
     place = ast.Pass(lineno=span.line, col_offset=column, end_lineno=span.end_line,
                      end_col_offset=span.end_column)  # fmt: skip
-    callee, *arguments = (_Given(x, place) for x in (Static(function), *given))
-    return cx.expression(ast.copy_location(ast.Call(callee, list(arguments), []), place))
+    callee, *places = (_Given(x, place) for x in (function, *arguments))
+    words = [ast.keyword(name, _Given(x, place)) for name, x in by_name.items()]
+    call = ast.copy_location(ast.Call(callee, list(places), words), place)
+    node = node or cx.statement
+    noted(call, getattr(node, REFERENCES, set()))  # in an earlier round
+    found = cx.expression(call)
+    if node is not None:
+        noted(node, getattr(call, REFERENCES, set()))
+    return found
+
+
+def inlined(cx: Lowering, function: Any, arguments: list[Operand], span: Span) -> Operand:
+    """``function(*arguments)``, inlined."""
+    return called(cx, Static(function), arguments, {}, span)
 
 
 def call_special(cx: Lowering, x: Any, name: str, given: list[Operand], span: Span) -> Any:

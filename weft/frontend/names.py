@@ -7,7 +7,7 @@ import builtins
 import inspect
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -152,6 +152,37 @@ def only_targets(body: Iterable[ast.stmt]) -> frozenset[str]:
             if isinstance(node, ast.For):
                 loops.update(bound_names(node.target))
     return frozenset(name for name, count in loops.items() if every[name] == count)
+
+
+def own_of_loops(body: Sequence[ast.stmt], names: set[str]) -> set[str]:
+    """Those of ``names`` that are targets of loops alone, each read in the body of its loop alone:
+    no value goes from one of these loops to another."""
+    names = names & only_targets(body)
+    shared: set[str] = set()
+
+    def visit(node: ast.AST, inside: frozenset[str]) -> None:
+        before: list[ast.AST] = []
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in inside:
+            shared.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.Lambda):  # called somewhere else, perhaps
+            shared.update(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+        own = frozenset[str]()
+        if isinstance(node, ast.For):
+            own = frozenset(bound_names(node.target)) & names
+            shared.update(own & inside)  # the loop outside goes on with what this one leaves
+            before = [node.target, node.iter, *node.orelse]
+        elif isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            own = frozenset(n for g in node.generators for n in bound_names(g.target))
+            visit(node.generators[0].iter, inside)
+        for child in before:
+            visit(child, inside)
+        for child in ast.iter_child_nodes(node):
+            if child not in before:
+                visit(child, inside | own)
+
+    for statement in body if names else ():
+        visit(statement, frozenset())
+    return names - shared
 
 
 def _bind(node: ast.AST, names: list[str]) -> bool:

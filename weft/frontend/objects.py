@@ -17,7 +17,15 @@ from typing import Any
 
 from weft.errors import KernelTypeError, Span
 from weft.frontend.context import Lowering
-from weft.frontend.kinds import Keywords, Method, Operand, Static, Tup, TupKind
+from weft.frontend.kinds import (
+    Keywords,
+    Method,
+    Operand,
+    Static,
+    Tup,
+    TupKind,
+    constant_value,
+)
 from weft.frontend.scope import Frame, noted
 from weft.values import mutable
 
@@ -34,6 +42,33 @@ class LocalFunction:
     @property
     def __name__(self) -> str:
         return getattr(self.node, "name", "lambda")
+
+
+@mutable
+class Partial:
+    """A function with its first arguments, and some by name. It is the value of a ``Static``."""
+
+    function: Operand
+    given: list[Operand]
+    named: dict[str, Operand]
+
+    @property
+    def __name__(self) -> str:
+        return "partial"
+
+
+@mutable
+class Making:
+    """An object that the ``__init__`` of its class is at. It is the value of a ``Static``.
+    ``block``: where its members are put."""
+
+    kind: type
+    members: dict[str, Operand]
+    block: Any
+
+    @property
+    def __name__(self) -> str:
+        return self.kind.__name__
 
 
 OUTSIDE = "outside"
@@ -71,7 +106,18 @@ def _hidden(x: Any) -> Iterable[Operand]:
     value = x.value if isinstance(x, Static) else None
     if isinstance(value, Keywords):
         return value.values()
+    if isinstance(value, Making):
+        return value.members.values()
+    if isinstance(value, Partial):
+        return (value.function, *value.given, *value.named.values())
     return value.defaults.values() if isinstance(value, LocalFunction) else ()
+
+
+def holds(x: Any, new: Making) -> bool:
+    """Whether ``x`` is or holds ``new``, which is being made."""
+    if isinstance(x, Tup):
+        return any(holds(item, new) for item in x.items)
+    return constant_value(x) is new or any(holds(item, new) for item in _hidden(x))
 
 
 def give(cx: Lowering, name: str, x: Operand) -> None:

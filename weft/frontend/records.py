@@ -113,32 +113,11 @@ def make(
     return Tup([values[n] for n in names], tuple(names), target, made)
 
 
-def dictionary(cx: Lowering, node: ast.Dict) -> Tup:
-    """``{"a": x, "b": y}``: a value with items by constant keys."""
-    items: list[Operand] = []
-    names: list[Any] = []
-    span = cx.span(node)
-    for key, value in zip(node.keys, node.values, strict=True):
-        name = named.key_of(cx.expression(key)) if key is not None else None
-        if name is None or name.value in names:
-            raise KernelTypeError(
-                "a dict of a device loop has constants as keys, each once", cx.span(node),
-                help="strings, numbers, members of enums, or tuples of these; else use a tensor, "
-                "or a struct",
-            )  # fmt: skip
-        names.append(name.value)
-        items.append(cx.expression(value))
-    return Tup(items, tuple(names), dict, objects.site(cx, span))
-
-
 def _named(x: Operand) -> Operand:
     """A dict as the members of a struct; dicts in it are structs, too."""
     if isinstance(x, Tup) and x.struct is dict:
         return Tup([_named(item) for item in x.items], x.names)
     return x
-
-
-EXPRESSIONS[ast.Dict] = dictionary
 
 
 def _of_dict(values: dict[str, Any]) -> Tup:
@@ -319,6 +298,8 @@ def store(cx: Lowering, target: ast.Attribute | ast.Subscript, x: Operand, span:
     if item or not (is_record(known) or isinstance(known, Static) or any(objects.held(known))):
         return False
     base = cx.expression(target.value)
+    if isinstance(target, ast.Attribute) and named.put(cx, base, target.attr, x, span):
+        return True
     if not isinstance(base, Static | Tup | Vec):  # a tensor that an object has
         return False
     if isinstance(known, Static) and not _is_constant(known.value):
@@ -363,6 +344,12 @@ def store(cx: Lowering, target: ast.Attribute | ast.Subscript, x: Operand, span:
             new = Vec(entries, base.shape)
         cx.bind(_target(target.value), new, span)
         return True
+    if isinstance(target, ast.Subscript) and isinstance(base, Tup) and base.in_order:
+        raise KernelTypeError(
+            f"an item of `{ast.unparse(target.value)}` is assigned, and lists that objects hold do "
+            "not change", span,
+            help="give the list a name of its own, and hand it to the functions that change it",
+        )  # fmt: skip
     raise KernelTypeError(f"{describe(base)} has no member that can be assigned here", span,
                           help="assign to a member of the struct")  # fmt: skip
 

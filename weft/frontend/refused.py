@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import ast
 
-_LOOP = "write a for loop"
 EXPRESSIONS: dict[type, tuple[str, str]] = {
-    ast.SetComp: ("a set comprehension cannot be compiled", _LOOP),
-    ast.DictComp: (
-        "a dict comprehension cannot be compiled",
-        "write its items out, {0: a, 1: b}, or make a list",
-    ),
     ast.Yield: ("`yield` cannot be compiled", "store the values in a tensor"),
     ast.YieldFrom: ("`yield from` cannot be compiled", "store the values in a tensor"),
     ast.Await: ("`await` cannot be compiled", "do it in the host part"),
-    ast.Dict: ("a dict cannot be compiled", "use variables, or a tensor"),
-    ast.Set: ("a set cannot be compiled", "use variables, or a tensor"),
     ast.Starred: ("`*` cannot be compiled here", "write the items one by one"),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import field
 from types import ModuleType
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 
 from weft.errors import KernelNameError
 from weft.frontend.kinds import Operand, RegionChanged, Static, Unbound
-from weft.frontend.names import dotted
+from weft.frontend.names import dotted, own_of_loops
 from weft.frontend.specs import constant_key
 from weft.lang import names
 from weft.lang.elements import Elementwise
@@ -91,6 +91,8 @@ class Frame:
     env: dict[str, Operand] = field(default_factory=dict)
     arguments: dict[str, Operand] = field(default_factory=dict)  # a region's arguments
     counts: dict[str, int] = field(default_factory=dict)  # how often each name is assigned
+    # Names that several loops have each for itself, with the place of the last one that began.
+    own: dict[str, tuple[int, ...]] = field(default_factory=dict)
     turns: tuple[int, ...] = ()  # of unrolled loops around: calls in each are sites of their own
     stored: set[str] = field(default_factory=set)  # names into whose elements is stored
     guarded: set[str] = field(default_factory=set)  # names with a value only where a flag says so
@@ -238,3 +240,12 @@ def assigned(nodes: Iterable[ast.AST]) -> dict[str, int]:
     for node in nodes:
         visit(node)
     return counts
+
+
+def note_counts(frame: Frame, nodes: Sequence[ast.stmt]) -> None:
+    """Notes how often ``nodes``, the body of ``frame``, assign each name. One that several loops
+    have each for itself counts once: in each of them it may be known at compile time."""
+    frame.counts = assigned(nodes)
+    several = {name for name, count in frame.counts.items() if count > 1}
+    frame.own = dict.fromkeys(own_of_loops(nodes, several), ())
+    frame.counts |= dict.fromkeys(frame.own, 1)

@@ -209,7 +209,7 @@ def split(
     hidden = host.rewritten(
         tree, source, splitter.scope, splitter.parameters, LAUNCHERS, passed, check, debug
     )
-    if any(computed_step(region.node) is not None for region in splitter.regions):
+    if any(computed_step(r.node) is not None for r in splitter.regions):
         hidden[STEP] = functools.partial(_check_step, [r.span for r in splitter.regions])
     for region in splitter.regions:
         if region.either is not None:
@@ -231,6 +231,9 @@ class _Splitter:
         self.regions: list[Region] = []
         self.returns: list[Returned] = []
         self.region_nodes: set[ast.AST] = set()
+        from weft.frontend.local_functions import into_loops  # where a kernel is split
+
+        into_loops(source.tree, self.is_region)
         _refuse(source, source.tree.body, self.is_region)
         self.stored = set(self._host_names(source.tree.body))
         self.locals = frozenset(self.stored | set(self.by_name))
@@ -321,7 +324,7 @@ class _Splitter:
         region.either = Either(inner, found, names, region.results, own, constants)
         if any(p is not None and (is_clamped(p) or element_shape(p))
                for p in (a.parameter for a in region.args)):  # fmt: skip
-            region.either.compiles = _never  # subscripts mean other things
+            region.either.compiles = lambda *_: None  # subscripts mean other things
         way = f"__weft_way_{index}__"
         asked = ast.Call(ast.Name(f"__weft_either_{index}__", ast.Load()),
                          [copy.deepcopy(a.expr) for a in region.args], [])  # fmt: skip
@@ -450,10 +453,6 @@ class _Splitter:
         return ""
 
 
-def _never(*_: object) -> None:
-    """No loop over elements can be compiled."""
-
-
 class _ReadsAfter:
     """Refuses what the host part reads after a region, of which each iteration had its own."""
 
@@ -551,20 +550,19 @@ def _check_step(spans: Sequence[Span], index: int, step: Any) -> bool:
 
 
 _REFUSED: dict[type[ast.AST], tuple[str, str]] = {
-    ast.Yield: ("`yield` in a kernel", "a kernel runs to its end: return tensors"),
-    ast.YieldFrom: ("`yield from` in a kernel", "a kernel runs to its end: return tensors"),
+    **dict.fromkeys((ast.Yield, ast.YieldFrom),
+                    ("`yield` in a kernel", "a kernel runs to its end: return tensors")),
     ast.Await: ("`await` in a kernel", "a kernel is an ordinary function"),
     ast.AsyncFor: ("`async for` in a kernel", "a kernel is an ordinary function"),
     ast.AsyncWith: ("`async with` in a kernel", "a kernel is an ordinary function"),
     ast.Global: ("`global` in a kernel", "return the value, or write it into a tensor"),
     ast.Nonlocal: ("`nonlocal` in a kernel", "return the value, or write it into a tensor"),
-    ast.FunctionDef: (
-        "a function defined inside a kernel",
-        "define it in the device loop that calls it, or outside of the kernel: it is inlined",
-    ),
-    ast.AsyncFunctionDef: ("a function defined inside a kernel", "define it outside of the kernel"),
+    **dict.fromkeys((ast.FunctionDef, ast.AsyncFunctionDef), (
+        "a function defined inside a kernel", "define it outside of it, or in the loops: the host "
+        "part may define what device loops alone call, its defaults constants",
+    )),
     ast.ClassDef: ("a class defined inside a kernel", "define it outside of the kernel"),
-}
+}  # fmt: skip
 
 
 def _refuse(

@@ -146,7 +146,9 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
     if rows.is_row(old):
         _accumulate_row(cx, node, old, symbol, span)
         return
-    value = named.augmented(cx, symbol, old, operand := cx.expression(node.value), span)
+    operand = cx.expression(node.value)
+    cx.pending.clear()  # `old` itself is changed by what follows
+    value = named.augmented(cx, symbol, old, operand, span)
     if isinstance(node.target, ast.Name) and node.target.id in cx.frame.differences:
         number = cx.read_scalar(operand, span)
         value = overflow.taken_off(cx, node.target.id, symbol, old, number, span)
@@ -250,6 +252,9 @@ def store(cx: Lowering, target: ast.Subscript, operand: Operand, span: Span) -> 
     elif isinstance(base, TupleList) and not isinstance(target.slice, ast.Slice):
         place = tuple_lists.place(cx, base, cx.expression(target.slice), at)
         tuple_lists.store(cx, base, place, operand, span)
+    elif named.special(base, "__setitem__"):
+        given, cx.pending = [cx.expression(target.slice), operand], []  # `base` itself is changed
+        named.call_special(cx, base, "__setitem__", given, span)
     elif isinstance(base, Vec) and isinstance(target.value, ast.Name):
         elements.refuse_outer(cx, target.value, at)
         new = aggregates.replace(cx, base, target, operand, span)

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import builtins
 import cmath
+import functools
+import itertools
 import math as python_math
 import operator
 from typing import Any
@@ -109,6 +111,11 @@ TORCH: dict[str, str] = {
     "arccosh": "acosh", "arctanh": "atanh", "clip": "clamp", "true_divide": "truediv",
 }  # fmt: skip
 
+ITERTOOLS = (
+    "accumulate", "batched", "chain", "combinations", "combinations_with_replacement", "compress",
+    "count", "cycle", "dropwhile", "filterfalse", "groupby", "islice", "pairwise", "permutations",
+    "product", "repeat", "starmap", "takewhile", "tee", "zip_longest",
+)  # fmt: skip
 BUILTINS: dict[Any, str] = {}
 
 
@@ -147,6 +154,9 @@ BUILTINS.update({
     torch.nn.functional.log_softmax: "torch.log_softmax", torch.linalg.norm: "torch.vector_norm",
     **{getattr(torch, word): "array" for word in ("zeros", "ones", "empty", "full")},
     builtins.complex: "complex", builtins.sorted: "sorted",
+    functools.reduce: "reduce",
+    **{f: f"itertools.{word}" for word in ITERTOOLS if (f := getattr(itertools, word, None))},
+    builtins.dict: "dict", builtins.set: "set", builtins.frozenset: "set",
     cmath.phase: "phase", cmath.rect: "polar",
     torch.conj_physical: "conj",
     python_math.floor: "floor_int", python_math.ceil: "ceil_int", python_math.trunc: "trunc_int",

@@ -78,3 +78,28 @@ def test_sizes_are_checked() -> None:
     with pytest.raises(KernelTypeError) as caught:
         wrong(torch.zeros(5, 2))
     assert "an element of `x` has 2 numbers, and this is a vector (3 x float)" in str(caught.value)
+
+
+def weights(x: torch.Tensor) -> torch.Tensor:
+    """Quadratic weights of a particle, one vector of them for each neighbour."""
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        near = [ti.Vector([x[i], 2.0]), ti.Vector([0.5, x[i] * x[i]]), ti.Vector([1.0, 3.0])]
+        turned = [ti.Matrix([[1.0, x[i]], [2.0, 3.0]]), ti.Matrix([[x[i], 1.0], [0.0, 1.0]])]
+        s = 0.0
+        for j in range(3):
+            for k in range(3):
+                s += near[j][0] * near[k][1] * (j + 1)
+            v = turned[(i + j) % 2] @ near[(i + j) % 3]
+            s += v[0] - v[1] * j
+        out[i] = s
+    return out
+
+
+def test_a_list_of_vectors_is_subscripted_at_run_time() -> None:
+    kernel = ti.kernel(weights)
+    for n in (1, 2, 17):
+        x = torch.randn(n, dtype=torch.float64)
+        torch.testing.assert_close(kernel(x), weights(x))
+        torch.testing.assert_close(kernel.interpret(x), weights(x))
+    assert torch.autograd.gradcheck(kernel, torch.randn(4, dtype=torch.float64, requires_grad=True))

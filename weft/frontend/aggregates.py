@@ -286,6 +286,13 @@ def pick(
     return select(cx, items, position, span)
 
 
+def are_alike(items: Sequence[Operand]) -> bool:
+    """Whether ``items`` are numbers, or vectors or matrices of one shape, one of which ``pick``
+    gives."""
+    shapes = {x.shape if isinstance(x, Vec) else () if dtype_of(x) else None for x in items}
+    return len(shapes) == 1 and None not in shapes
+
+
 def select(cx: Lowering, items: list[Operand], position: Operand, span: Span) -> Operand:
     """One of ``items`` by a number of run time; the last one where it is out of range."""
     index = cx.scalars.cast(position, "int", span)

@@ -317,7 +317,7 @@ def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
                 found = items[position.value]
                 held = isinstance(found, Static) and isinstance(found.value, torch.Tensor)
                 return cx.reached("item", found) if held else found
-            if isinstance(position, Scalar) and items and all(dtype_of(i) for i in items):
+            if isinstance(position, Scalar) and aggregates.are_alike(items):
                 return aggregates.pick(cx, items, position, node.value, span)
             if isinstance(position, Scalar) and tuple_lists.are_alike(items):
                 aggregates.check(cx, node.value, 0, position, len(items), span)

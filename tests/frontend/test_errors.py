@@ -332,6 +332,37 @@ def test_reduced_name_is_read() -> None:
     )  # fmt: skip
 
 
+def test_the_value_before_an_atomic_on_a_variable() -> None:
+    @weft.kernel
+    def f(x, out):
+        n = 0
+        for i in x:
+            if x[i] > 0:
+                k = weft.atomic_add(n, 1)
+                out[k] = x[i]
+        return n
+
+    expect(
+        weft.KernelSyntaxError, lambda: f(x, x.clone()),
+        "`n` is read in the device loop that accumulates into it", "k = weft.atomic_add(n, 1)",
+        "n", "what was there before is known of an element of a tensor: write `n = x.new_zeros(1, "
+        "dtype=torch.int64)` before the loop, and `weft.atomic_add(n[0], v)`",
+    )  # fmt: skip
+
+    @weft.kernel
+    def kept(x, out):
+        n = x.new_zeros(1, dtype=torch.int64)
+        for i in x:
+            if x[i] > 0:
+                k = weft.atomic_add(n[0], 1)
+                out[k] = x[i]
+        return n
+
+    values, out = torch.randn(17), torch.zeros(17)
+    n = int(kept(values, out))
+    assert out[:n].sort().values.equal(values[values > 0].sort().values)
+
+
 def test_two_combiners() -> None:
     @weft.kernel
     def f(x):

@@ -225,5 +225,6 @@ def _assignments(node: ast.stmt, scope: Scope) -> list[ast.stmt] | None:
         made = ast.Assign([target], ast.Call(extreme, [call.args[0], value], []))
     else:
         return None
-    setattr(made, ATOMIC, own)
+    for statement in (*before, made):
+        setattr(statement, ATOMIC, own)
     return [placed(statement, node) for statement in (*before, made)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from weft.errors import KernelSyntaxError
+from weft.frontend.accumulations import ATOMIC
 from weft.frontend.desugar import placed
 from weft.frontend.expressions import BINARY
 from weft.frontend.kinds import UNSIGNED, is_float
@@ -154,15 +155,22 @@ def _check_reads(node: ast.AST, name: str, source: FunctionSource) -> None:
         return
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.expr) and _reads(child, name):
-            _refuse_read(child, name, source)
+            _refuse_read(child, name, source, getattr(node, ATOMIC, ""))
         _check_reads(child, name, source)
 
 
-def _refuse_read(node: ast.AST, name: str, source: FunctionSource) -> None:
+def _refuse_read(node: ast.AST, name: str, source: FunctionSource, atomic: str = "") -> None:
+    """``atomic``: the operation of which the value before is what is read."""
+    help = f"read it after the loop. {IN_ORDER}"
+    if atomic:
+        help = (
+            f"what was there before is known of an element of a tensor: write `{name} = "
+            f"x.new_zeros(1, dtype=torch.int64)` before the loop, and `weft.{atomic}({name}[0], v)`"
+        )
     raise KernelSyntaxError(
         f"`{name}` is read in the device loop that accumulates into it",
         source.span(node),
-        help=f"read it after the loop. {IN_ORDER}",
+        help=help,
     )
 
 

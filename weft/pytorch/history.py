@@ -246,7 +246,7 @@ def _backward(
         "slow": of.slow, "loop": loop, "launched": adjoint, "sizes": sizes.remembered(),
     }  # fmt: skip
     names = {name: repr(env[name]) for name, _ in adjoint.segments}
-    names |= {loop.names[k]: f"s{n}" for n, k in enumerate(of.saved)}
+    names |= {loop.names[k]: f"s{n}" for n, k in enumerate(of.saved)} | _numbers(of, env)
     fresh: dict[str, Callable[[], torch.Tensor]] = {}  # what the next step that knows it makes
     narrowed: list[str] = []
     result: list[str] = []
@@ -256,13 +256,6 @@ def _backward(
         dtype = env[prefix + loop.names[k]].dtype
         return "" if dtype is _dtype(loop, k) else f".to({name})"
 
-    for k, name in enumerate(loop.names):
-        if k not in loop.memrefs:
-            number = of.numbers.index(of.places[k])
-            item = k - of.places.index(of.places[k])
-            several = f"[{item}]" if isinstance(of.specs[of.places[k]], TupleSpec) else ""
-            own = f"ctx.numbers[{number}]{several}"
-            names[name] = repr(env[name]) if number in of.whole else own
     given = _tuple([f"g{n}" for n in range(len(loop.written))])
     for n, k in enumerate(loop.written):
         if (name := prefix + loop.names[k]) in env:
@@ -314,6 +307,19 @@ def backward(ctx, {given[1:-1]}):
     return {_tuple([*result, "None"])}
 """
     return _executed("backward", text, scope)["backward"]
+
+
+def _numbers(of: _History, env: Mapping[str, Any]) -> dict[str, str]:
+    """What stands for each number of the loop in the text of a backward."""
+    found: dict[str, str] = {}
+    for k, name in enumerate(of.loop.names):
+        if k not in of.loop.memrefs:
+            number = of.numbers.index(of.places[k])
+            item = k - of.places.index(of.places[k])
+            several = f"[{item}]" if isinstance(of.specs[of.places[k]], TupleSpec) else ""
+            own = f"ctx.numbers[{number}]{several}"
+            found[name] = repr(env[name]) if number in of.whole else own
+    return found
 
 
 def repeats(loop: Loop, base: Reversed, made: Reversed) -> bool:

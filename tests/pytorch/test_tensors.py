@@ -212,3 +212,16 @@ def test_a_lazy_primal_of_a_dual_tensor_is_refused():
         x = torch.autograd.forward_ad.make_dual(torch._neg_view(torch.ones(3)), torch.ones(3))
         with pytest.raises(KernelValueError, match="`x` is a lazily negated view"):
             tensors.twice(x)
+
+
+def test_a_result_is_of_the_type_of_the_first_call_in_later_ones():
+    @weft.kernel
+    def double(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = 2.0 * x[i]
+        return out
+
+    x = torch.ones(4).as_subclass(tensors.Plain)
+    assert {type(double(x)) for _ in range(20)} == {tensors.Plain}
+    assert {type(double(x.as_subclass(torch.Tensor))) for _ in range(20)} == {torch.Tensor}

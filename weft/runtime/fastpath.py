@@ -183,6 +183,8 @@ class Direct:
         special = any(type(args[k]) not in self.plain for k in given)
         if self.casts is not None and torch._C._is_any_autocast_enabled():
             special = special or self.casts([args[k] for k in sorted(given, key=given.__getitem__)])
+        made = [args[k] for k in fresh.values()]  # those of a subclass only the host part can make
+        special = special or not all(type(t) is torch.Tensor or isinstance(t, Housed) for t in made)
         if special or loop.check is None or not {*loop.mutated} <= given.keys():
             return None
         makers = [fresh_maker(args[fresh[n]], zeros) for n, zeros in enumerate(self.zeros)]

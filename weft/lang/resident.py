@@ -242,9 +242,9 @@ class Resident(Housed, torch.Tensor):
         self.home.exposed()
         return torch.Tensor.untyped_storage(self)
 
-    def apply_(self, function: Callable[[Any], Any]) -> Self:
+    def apply_(self, callable: Callable[..., Any]) -> torch.Tensor:
         self.home.exposed()
-        return torch.Tensor.apply_(self, function)
+        return torch.Tensor.apply_(self, callable)
 
     def storage(self) -> Any:
         return self.plain().storage()

@@ -201,9 +201,9 @@ def main() -> None:
     begin = time.perf_counter()
     touch.on("webgpu")(torch.zeros(3))
     print(f"{webgpu.adapter()}; the first kernel {time.perf_counter() - begin:.1f} s", flush=True)
-    halved.on("webgpu")(
-        torch.ones(3, requires_grad=True)
-    ).sum().backward()  # imports what gradients need
+    # What gradients need, and torch for its first operation on a tensor that lives there, is
+    # imported.
+    halved.on("webgpu")(webgpu.buffer(torch.ones(3)).requires_grad_()).sum().backward()
     rows = [HEAD]
     for subject in subjects(given.small):
         try:

@@ -111,10 +111,11 @@ def on_this_machine(
 
 
 def check(
-    random: Random, call: Call = on_this_machine, draw: Callable[[Random], Kernel] = kernel
-) -> None:
+    random: Random, call: Call = on_this_machine, draw: Callable[[Random], Kernel] = kernel,
+    counts: torch.dtype = torch.int64,
+) -> None:  # fmt: skip
     """Draws a kernel, runs it both ways; AssertionError where they differ. ``call`` is how the
-    compiled kernel is run."""
+    compiled kernel is run, with the last tensor as ``counts``: what overflows there wraps."""
     drawn = draw(random)
     plain = function(drawn.text)
     options = {"debug": random.random() < 0.25, "strict_math": random.random() < 0.25}
@@ -128,6 +129,8 @@ def check(
     doubles = {name: t.to(torch.float64 if t.is_floating_point() else t.dtype, copy=True)
                for name, t in tensors.items()}  # fmt: skip
     expected = outcome(again, compiled.interpret(*again.values(), n, a))
+    *_, last = tensors
+    expected[last] = expected[last].to(counts)
     try:
         found = outcome(tensors, call(compiled, options, list(tensors.values()), n, a))
     except weft.KernelOverflowError as error:

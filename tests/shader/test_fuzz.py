@@ -86,4 +86,4 @@ def called(
 @drawing
 @given(seed=st.integers(0, 1 << 40))
 def test_random_kernels_as_shaders(draw: str, part: int, place: check.Call, seed: int) -> None:
-    check.check(Random(seed), place, DRAWN[draw])
+    check.check(Random(seed), place, DRAWN[draw], torch.int32)

@@ -172,6 +172,7 @@ WRITES = {
     "kernel": lambda x: _add_one(x),
     "optimizer": lambda x: _stepped(x),
     "interpreted": lambda x: _add_one.interpret(x),
+    "apply_": lambda x: x.apply_(lambda v: v + 3),
 }
 
 
@@ -199,6 +200,8 @@ def test_what_writes_is_known_to_the_next_kernel(name: str) -> None:
 ALIASES = {
     "view": lambda x: x[2:9],
     "alias": lambda x: x.as_subclass(torch.Tensor),
+    "copy": copy.copy,
+    "detach": lambda x: x.detach(),
     "data": lambda x: x.data,
     "numpy": lambda x: torch.from_numpy(x.numpy()),
     "dlpack": lambda x: torch.from_dlpack(x),
@@ -326,6 +329,49 @@ def test_a_tensor_keeps_its_memory() -> None:
         buffer([1, 2])  # type: ignore[arg-type]
     with pytest.raises(weft.KernelValueError, match="the tensor is on meta"):
         buffer(torch.zeros(3, device="meta"))
+
+
+@weft.kernel
+def _weighed(x, w):
+    out = x.new_zeros(x.shape[0])
+    for i in range(x.shape[0]):
+        for k in range(x.shape[1]):
+            out[i] += x[i, k] * w[k]
+    return out
+
+
+def test_parameters_of_modules_live_there(copied) -> None:
+    given, wanted, results = torch.randn(8, 5), torch.randn(8), []
+    begin = torch.randn(5)
+    for kernel, place in ((_weighed, torch.clone), (_weighed.on("webgpu"), buffer)):
+        module = torch.nn.ParameterDict({"w": torch.nn.Parameter(place(begin))})
+        module = copy.deepcopy(module)
+        optimizer, x = torch.optim.Adam(module.parameters(), 0.1), place(given)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (kernel(x, module["w"]) - wanted).square().mean().backward()
+            optimizer.step()
+        results.append(plain(module["w"].detach()))
+    torch.testing.assert_close(*results)
+    copied()
+    with torch.no_grad():
+        for _ in range(2):
+            _weighed.on("webgpu")(x, module["w"])
+    assert copied()[-1] == (32, 0)  # the zeros that the result begins with
+
+
+def test_a_detached_tensor_keeps_what_the_first_one_had() -> None:
+    x = buffer(torch.arange(300.0))
+    y = doubled(x)
+    z = y.detach()
+    add_one(z)
+    assert torch.equal(plain(y), 2 * torch.arange(300.0) + 1)
+    home = y.home
+    del y
+    others = [doubled(x) for _ in range(3)]
+    assert all(o.home is not home for o in others)
+    add_one(z)
+    assert torch.equal(plain(z), 2 * torch.arange(300.0) + 2)
 
 
 SHAPES = {

@@ -242,6 +242,10 @@ class Resident(Housed, torch.Tensor):
         self.home.exposed()
         return torch.Tensor.untyped_storage(self)
 
+    def apply_(self, callable: Callable[..., Any]) -> torch.Tensor:
+        self.home.exposed()
+        return torch.Tensor.apply_(self, callable)
+
     def storage(self) -> Any:
         return self.plain().storage()
 
@@ -275,13 +279,28 @@ class Resident(Housed, torch.Tensor):
         """Is kept as a plain tensor: another process may have no such device."""
         return self._copied().requires_grad_(self.requires_grad).__reduce_ex__(protocol)
 
+    def __copy__(self) -> torch.Tensor:
+        """Shares the memory, as copies of other tensors do."""
+        return self.plain().requires_grad_(self.requires_grad)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
             if not self.is_leaf:
                 raise RuntimeError("only a tensor that was not computed can be copied deeply")
             made = type(self).of(self._copied())
+            if isinstance(self, torch.nn.Parameter):
+                made._is_param = True  # type: ignore[attr-defined]
             memo[id(self)] = made.requires_grad_(self.requires_grad)
         return memo[id(self)]
+
+    def _shared(self) -> Resident:
+        """Another tensor of the same memory that lives there, too, once it is the only one."""
+        self.home.exposed()
+        made = torch.Tensor._make_subclass(Resident, self._laid_out())
+        made.home = self.home
+        if (lease := getattr(self, "lease", None)) is not None:
+            made.lease = lease
+        return made
 
     def _copied(self) -> torch.Tensor:
         with Home.lock:
@@ -404,6 +423,8 @@ def _dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     if torch.Tag.inplace_view in func.tags:  # the tensor's own shape, and no element
         with torch._C._DisableTorchDispatch():
             return func(*args, **kwargs)
+    if func is _aten.detach.default:  # which parameters of modules are made by
+        return args[0]._shared()
     if func in _UNREAD:
         with torch._C._DisableTorchDispatch():
             return _kept(func(*args, **kwargs), func)

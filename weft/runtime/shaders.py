@@ -224,14 +224,18 @@ class Compiled(build.Made):
     def words(self, slots: bytes, blocks: int, leads: bytes = b"") -> bytes:
         """What "params" has. ``leads``: what it has for pointers, if that is not 0."""
         singles = bytearray(4 * len(self.facts.slots))
-        for k, slot in enumerate(self.facts.slots):
-            if slot.kind == "float":
-                (value,) = struct.unpack_from("<d", slots, 8 * k)
-                struct.pack_into("<f", singles, 4 * k, ctypes.c_float(value).value)
+        for k in self._floats:
+            (value,) = struct.unpack_from("<d", slots, 8 * k)
+            struct.pack_into("<f", singles, 4 * k, ctypes.c_float(value).value)
         assert len(_SPECIAL) == 4 * FIRST
         pointers = 8 * self.pointers
         numbers = (leads or bytes(pointers)) + slots[pointers:]
         return _SPECIAL + numbers + struct.pack("<I", blocks) + bytes(singles)
+
+    @functools.cached_property
+    def _floats(self) -> list[int]:
+        """The words of the argument block that are floats."""
+        return [k for k, slot in enumerate(self.facts.slots) if slot.kind == "float"]
 
     @functools.cached_property
     def pointers(self) -> int:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.gradients import check_gradients, check_recurrences, check_second
 from tests.fuzz.histories import check_history
+from tests.fuzz.results import check_results
 from tests.fuzz.special import check_special
 from tests.fuzz.ties import check_ties
 from tests.fuzz.transforms import check_transforms
@@ -104,3 +105,10 @@ def test_transforms_of_random_kernels_change_no_number(part: int) -> None:
 def test_derivatives_at_special_numbers_are_those_of_torch(part: int) -> None:
     count = max(COUNT // 4 // FEWER, 6)
     assert outcomes(check_special, count)["compared"] > 0.5 * count
+
+
+@pytest.mark.parametrize("part", range(FEWER))
+@pytest.mark.slow
+def test_gradients_of_some_results_are_those_of_all_with_zeros(part: int) -> None:
+    count = max(COUNT // 4 // FEWER, 6)
+    assert outcomes(check_results, count)["compared"] == count

@@ -19,6 +19,8 @@ from tests.fuzz import (
     moves,
     nests,
     objects,
+    overlaps,
+    programs,
     rows,
     scans,
     structs,
@@ -192,3 +194,17 @@ def test_random_kernels_that_draw_random_numbers(part: int, seed: int) -> None:
 @pytest.mark.sampled(5)
 def test_random_loops_over_elements(part: int, seed: int) -> None:
     element_loops.check(Random(seed))
+
+
+@settings(drawing, max_examples=-(-COUNT // (5 * PARTS)))
+@given(seed=st.integers(0, 1 << 40))
+@pytest.mark.sampled(5)
+def test_random_kernels_of_views_and_loops_with_several_exits(part: int, seed: int) -> None:
+    programs.check(Random(seed))
+
+
+@drawing
+@given(seed=st.integers(0, 1 << 40))
+@pytest.mark.sampled(5)
+def test_random_kernels_whose_arguments_share_memory(part: int, seed: int) -> None:
+    overlaps.check(Random(seed))

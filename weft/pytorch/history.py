@@ -15,7 +15,7 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -253,8 +253,8 @@ def _backward(
     body: list[str] = []
 
     def converted(k: int, name: str) -> str:
-        dtype = env[prefix + loop.names[k]].dtype
-        return "" if dtype is _dtype(loop, k) else f".to({name})"
+        own = env[prefix + loop.names[k]].dtype is _dtype(loop, k)
+        return "" if own else f".to({name})"
 
     given = _tuple([f"g{n}" for n in range(len(loop.written))])
     for n, k in enumerate(loop.written):
@@ -271,10 +271,8 @@ def _backward(
         result.append(f"d{n}{converted(k, f'narrow{n}')}")
     for n, buffer in enumerate(adjoint.taped):
         fresh[buffer.name], names[buffer.name] = fresh_maker(env[buffer.name], zeros=False), f"w{n}"
-    asked = {name for step in made.steps for name in step.names}
-    for n, k in enumerate(loop.memrefs):
-        if (name := loop.names[k]) in asked - names.keys():  # for its size: see ``Call.seen``
-            fresh[name], names[name] = fresh_maker(env[name], zeros=False), f"e{n}"
+    for n, name in enumerate(_sized(loop, made, names)):
+        fresh[name], names[name] = fresh_maker(env[name], zeros=False), f"e{n}"
     for n, step in enumerate(made.steps):
         own = {name: fresh.pop(name) for name in step.names if name in fresh}
         alike, first = made.values(step, env), None if n else bool(adjoint.taped)
@@ -320,6 +318,12 @@ def _numbers(of: _History, env: Mapping[str, Any]) -> dict[str, str]:
             own = f"ctx.numbers[{number}]{several}"
             found[name] = repr(env[name]) if number in of.whole else own
     return found
+
+
+def _sized(loop: Loop, made: Reversed, known: Collection[str]) -> list[str]:
+    """The tensors that are not saved, whose sizes steps ask for (see ``Call.seen``)."""
+    asked = {name for step in made.steps for name in step.names}
+    return [name for k in loop.memrefs if (name := loop.names[k]) in asked and name not in known]
 
 
 def repeats(loop: Loop, base: Reversed, made: Reversed) -> bool:

@@ -1,0 +1,99 @@
+"""Random kernels whose arguments share memory: what the undecorated Python gives, or an error.
+
+Views of one tensor, shifted, with steps, reversed in the order of dimensions; each may be written
+and read, at neighbours, too. Where iterations meet, the loop runs in order or is refused: it is
+never silently another number.
+"""
+
+from __future__ import annotations
+
+import warnings
+from random import Random
+
+import torch
+
+import weft
+from tests.fuzz.check import function
+from weft.errors import CompileError, RaceError
+from weft.runtime.overlap import OverlapWarning
+
+PLACES = ("i", "i", "i", "i + 1", "i - 1", "n - 1 - i", "i // 2", "2 * i", "0")
+ROWS = ("{0}", "{0}[1:]", "{0}[:-1]", "{0}[::2]", "{0}[2:]", "{0}[1::2]", "{0}[3:4]", "{0}.clone()")
+MATRICES = ("{0}", "{0}.t()", "{0}[1:]", "{0}[:, 1:]", "{0}[:-1, ::2]", "{0}[::2].t()",
+            "{0}[:1].expand(3, -1)", "{0}[1:2]", "{0}.clone()")  # fmt: skip
+
+
+def text(random: Random, rank: int) -> str:
+    """A kernel of ``a``, ``b`` and ``c``."""
+
+    def place(name: str) -> str:
+        places = [f"({random.choice(PLACES)}) % {name}.shape[0]"]
+        if rank == 2:
+            places.append(f"({random.choice(('j', 'j', 'j + 1', 'i', '0'))}) % {name}.shape[1]")
+        return f"{name}[{', '.join(places)}]"
+
+    def value(depth: int) -> str:
+        if not depth or random.random() < 0.3:
+            return random.choice([place(random.choice("abc")), "1.0", "i"])
+        return f"({value(depth - 1)} {random.choice('+-*')} 0.5 * {value(depth - 1)})"
+
+    lines = ["def kernel(a, b, c):", "    n = a.shape[0]"]
+    if random.random() < 0.2:
+        lines.append("    b = a[:]")  # by the host part
+    if random.random() < 0.15:
+        lines.append("    weft.loop_config(serialize=True)")
+    head = "for i, j in weft.ndrange(n, a.shape[1]):" if rank == 2 else "for i in range(n):"
+    lines.append(f"    {head}")
+    space = " " * 8
+    if random.random() < 0.3:
+        lines.append(f"{space}for k in range(2):")
+        space += "    "
+    for _ in range(random.randint(1, 3)):
+        if random.random() < 0.25:
+            lines.append(f"{space}if {value(1)} > 0.0:")
+            lines.append("    " + space + f"{place(random.choice('ab'))} = {value(1)}")
+        else:
+            sign = random.choice(("=", "=", "+=", "*="))
+            own = random.random() < 0.6
+            at = f"a[i{', j' * (rank == 2)}]" if own else place(random.choice("ab"))
+            lines.append(f"{space}{at} {sign} {value(2)}")
+    return "\n".join([*lines, ""])
+
+
+def check(random: Random) -> str:
+    """Draws a kernel and runs it both ways; AssertionError where they differ. Gives "compared",
+    "refused" where weft says why it does not run it, or "a race" where iterations meet in memory of
+    one argument."""
+    rank = random.choice((1, 1, 2))
+    drawn = text(random, rank)
+    plain = function(drawn)
+    generator = torch.Generator().manual_seed(random.randrange(1 << 30))
+    shape = (random.choice((5, 9, 40)),) if rank == 1 else (random.choice((4, 6)),) * 2
+    dtype = random.choice((torch.float64, torch.int64, torch.float32))
+    base = (torch.randn(shape, generator=generator) * 3).to(dtype)
+    views = random.choices(ROWS if rank == 1 else MATRICES, k=3)
+
+    def arguments(t: torch.Tensor) -> list[torch.Tensor]:
+        return [eval(view.format("t"), {"t": t}) for view in views]
+
+    mine, theirs = base.clone(), base.clone()
+    given, expected = arguments(mine), arguments(theirs)
+    try:
+        plain(*expected)
+    except (RuntimeError, ZeroDivisionError):  # torch writes to no view that overlaps itself
+        return "no oracle"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", OverlapWarning)  # it runs in order
+            weft.kernel(plain)(*given)
+    except CompileError:
+        return "refused"
+    try:
+        weft.kernel(plain).interpret(*[t.clone() for t in arguments(base)])
+    except RaceError:
+        return "a race"
+    for a, b in zip([theirs, *expected], [mine, *given], strict=True):
+        torch.testing.assert_close(
+            b, a, rtol=1e-5, atol=1e-5, equal_nan=True, msg=f"{drawn}\n{views}\n{base}\n{a}\n{b}"
+        )
+    return "compared"

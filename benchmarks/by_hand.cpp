@@ -144,4 +144,45 @@ void crc16(const uint8_t *data, int32_t *out, n64 rows, n64 n) {
     out[r] = ((crc << 8) | ((crc >> 8) & 0xFF)) & 0xFFFF;
   }
 }
+
+void forces(const float *p, float *out, n64 n, n64 threads) {
+#pragma omp parallel for if (threads > 1)
+  for (n64 i = 0; i < n; i++) {
+    float ax = 0, ay = 0, az = 0;
+    for (n64 j = 0; j < n; j++) {
+      float dx = p[3 * j] - p[3 * i], dy = p[3 * j + 1] - p[3 * i + 1], dz = p[3 * j + 2] - p[3 * i + 2];
+      float square = dx * dx + dy * dy + dz * dz + 1e-3f, w = 1 / (square * std::sqrt(square));
+      ax += dx * w, ay += dy * w, az += dz * w;
+    }
+    out[3 * i] = ax, out[3 * i + 1] = ay, out[3 * i + 2] = az;
+  }
+}
+
+void gray(const uint8_t *x, uint8_t *out, n64 n, n64 threads) {
+#pragma omp parallel for if (threads > 1)
+  for (n64 i = 0; i < n; i++) out[i] = (x[3 * i] * 77 + x[3 * i + 1] * 150 + x[3 * i + 2] * 29) >> 8;
+}
+
+void looked_up(const uint8_t *x, const uint8_t *table, uint8_t *out, n64 n, n64 threads) {
+#pragma omp parallel for if (threads > 1)
+  for (n64 i = 0; i < n; i++) out[i] = table[x[i]];
+}
+
+void edits(const uint8_t *a, const uint8_t *b, int32_t *out, n64 rows, n64 threads) {
+#pragma omp parallel for if (threads > 1)
+  for (n64 r = 0; r < rows; r++) {
+    int32_t row[65];
+    for (int j = 0; j <= 64; j++) row[j] = j;
+    for (int i = 1; i <= 64; i++) {
+      int32_t corner = row[0];
+      row[0] = i;
+      for (int j = 1; j <= 64; j++) {
+        int32_t above = row[j], differs = a[r * 64 + i - 1] != b[r * 64 + j - 1];
+        row[j] = std::min(std::min(row[j] + 1, row[j - 1] + 1), corner + differs);
+        corner = above;
+      }
+    }
+    out[r] = row[64];
+  }
+}
 }

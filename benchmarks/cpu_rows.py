@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import math
 import os
 import subprocess
 import tempfile
@@ -351,6 +352,97 @@ def _crc(n: int, m: int) -> Calls:
 
 TABLE["crc16 of 100,000 bytes"] = lambda: _crc(1, 100_000)
 TABLE["crc16 of 64 x 10,000 bytes"] = lambda: _crc(64, 10_000)
+
+
+# -- points, pixels, tables, dynamic programming
+
+
+@weft.kernel
+def forces(p, out):
+    for i in range(p.shape[0]):
+        ax, ay, az = 0.0, 0.0, 0.0
+        for j in range(p.shape[0]):
+            dx, dy, dz = p[j, 0] - p[i, 0], p[j, 1] - p[i, 1], p[j, 2] - p[i, 2]
+            square = dx * dx + dy * dy + dz * dz + 1e-3
+            w = 1.0 / (square * math.sqrt(square))
+            ax += dx * w
+            ay += dy * w
+            az += dz * w
+        out[i, 0], out[i, 1], out[i, 2] = ax, ay, az
+
+
+@weft.kernel
+def gray(x, out):
+    for i in range(out.shape[0]):
+        red, green, blue = weft.i32(x[i, 0]), weft.i32(x[i, 1]), weft.i32(x[i, 2])
+        out[i] = (red * 77 + green * 150 + blue * 29) >> 8
+
+
+@weft.kernel
+def looked_up(x, table, out):
+    for i in range(out.shape[0]):
+        out[i] = table[x[i]]
+
+
+@weft.kernel
+def edits(a, b, out):
+    for r in range(a.shape[0]):
+        n = a.shape[1]
+        row = weft.zeros(65, weft.i32)
+        for j in range(n + 1):
+            row[j] = j
+        for i in range(1, n + 1):
+            corner = row[0]
+            row[0] = i
+            for j in range(1, n + 1):
+                above = row[j]
+                differs = 1 if a[r, i - 1] != b[r, j - 1] else 0
+                row[j] = min(min(row[j] + 1, row[j - 1] + 1), corner + differs)
+                corner = above
+        out[r] = row[n]
+
+
+@weft.kernel
+def added_rows(x, at, out):
+    for i, j in x:
+        out[at[i], j] += x[i, j]
+
+
+def _into(kernel: Any, name: str, out: torch.Tensor, *inputs: torch.Tensor, n: int) -> Calls:
+    """A kernel and a function of C++ that write what they are given last."""
+    own = torch.zeros_like(out)
+    return {
+        "weft": lambda: kernel(*inputs, out) or out,
+        "C++": calling(name, *inputs, own, n, torch.get_num_threads()),
+    }
+
+
+def _bytes(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8)
+
+
+def _added_rows() -> Calls:
+    x, at = torch.rand(20_000, 32), torch.randint(0, 500, (20_000,))
+    out, own = torch.zeros(500, 32), torch.zeros(500, 32)
+    return {
+        "weft": lambda: added_rows(x, at, out.zero_()) or out,
+        "torch": lambda: own.zero_().index_add_(0, at, x),
+    }
+
+
+TABLE["forces of 2000 points"] = lambda: _into(
+    forces, "forces", torch.zeros(2000, 3), torch.randn(2000, 3), n=2000
+)
+TABLE["grey values of 1,000,000 pixels"] = lambda: _into(
+    gray, "gray", _bytes(1_000_000), _bytes(1_000_000, 3), n=1_000_000
+)
+TABLE["table of bytes, 1,000,000"] = lambda: _into(
+    looked_up, "looked_up", _bytes(1_000_000), _bytes(1_000_000), _bytes(256), n=1_000_000
+)
+TABLE["edit distances, 300 of 64"] = lambda: _into(
+    edits, "edits", torch.zeros(300, dtype=torch.int32), _bytes(300, 64), _bytes(300, 64), n=300
+)
+TABLE["adding 20,000 rows of 32 into 500"] = _added_rows
 
 
 # -- timing

@@ -49,11 +49,11 @@ def subscripts_differ(a: Sequence[Value], b: Sequence[Value]) -> bool:
 
 
 def _offsets_differ(x: Value, y: Value) -> bool:
-    (x_base, x_offset), (y_base, y_offset) = _offset(x), _offset(y)
+    (x_base, x_offset), (y_base, y_offset) = offset_of(x), offset_of(y)
     return x_base is y_base and x_offset != y_offset
 
 
-def _offset(value: Value) -> tuple[Value | None, int]:
+def offset_of(value: Value) -> tuple[Value | None, int]:
     """(base, n) of a value base + n; the base of a constant is None."""
     number = constant_of(value)
     if number is not None:

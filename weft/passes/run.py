@@ -30,6 +30,7 @@ from weft.passes.relax_atomics import relax_atomics
 from weft.passes.reuse_output_as_scratch import reuse_output_as_scratch
 from weft.passes.separate_sums import separate_sums
 from weft.passes.serialize_reductions import serialize_reductions
+from weft.passes.shorten_chains import shorten_chains
 from weft.passes.simplify import choices, simplify
 from weft.passes.split_quotients import split_quotients
 from weft.passes.strength import strength
@@ -57,6 +58,7 @@ PIPELINE: list[Pass] = [
     tile,  # transpositions block by block
     hoist,  # invariants out of loops
     reassociate_extrema,  # running maxima that any order of iterations may compute
+    shorten_chains,  # extrema with what the turn before gives last
     cse,  # what met outside of the loops
     factor,  # what a loop does not change, out of a derivative's sums
     merge_updates,  # contributions to one element, from loop after loop, to the last of them

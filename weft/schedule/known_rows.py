@@ -45,14 +45,15 @@ def _rows(loop: Op) -> Rows:
     ops = list(walk(loop.body))
     if len(ops) > MOST:
         return {}
-    moving = [op for inner in (loop, *ops) if inner.name == "scf.for" for op in _moving(inner)]
     found: Rows = {}
-    for array in dict.fromkeys(memory(op)[0] for op in moving):
+    for array in dict.fromkeys(memory(op)[0] for op in ops if _is_plain(op)):
         uses = [op for op in ops if array in op.operands]
         if array.op is None and array.memref.layout == "contiguous":
             sizes = _sizes(uses) if all(map(_is_plain, uses)) else ()
             found |= {array: sizes} if 1 < prod(sizes) <= LONGEST else {}
-    return found
+    loops = [op for op in (loop, *ops) if op.name == "scf.for"] if found else []
+    moving = {memory(op)[0] for inner in loops for op in _moving(inner)}
+    return {array: sizes for array, sizes in found.items() if array in moving}
 
 
 def _moving(loop: Op) -> list[Op]:

@@ -75,10 +75,13 @@ def unvectorised(function: Function) -> Notes:
 
 
 def _takes_apart(loop: Op) -> bool:
-    ops, along = list(walk(loop.body)), Variation(loop.body, {For(loop).index: 1})
-    gathers = [op for op in ops if op.name == "memref.load"
-               and memory(op)[0].memref.element.bytes < 4
-               and not all(along.steepness(v) < inf for v in memory(op)[1])]  # fmt: skip
+    ops = list(walk(loop.body))
+    narrow = [op for op in ops if op.name == "memref.load"
+              and memory(op)[0].memref.element.bytes < 4]  # fmt: skip
+    if len(ops) > BESIDE * len(narrow):
+        return False
+    along = Variation(loop.body, {For(loop).index: 1})
+    gathers = [op for op in narrow if not all(along.steepness(v) < inf for v in memory(op)[1])]
     return bool(gathers) and len(ops) <= BESIDE * len(gathers)
 
 

@@ -186,7 +186,7 @@ def test_debug_mode_checks_each_subscript():
 def rows_exchanged(x, out):
     for i in range(out.shape[0]):
         a = [
-            [x[(3 * r + c + i) % 5] + 4.0 * (r == c) for c in range(3)] + [1.0 * r]  # noqa: RUF005
+            [x[(3 * r + c + i) % 5] + 4.0 * (r == c) for c in range(3)] + [1.0 * r]
             for r in range(3)
         ]
         for c in range(3):

@@ -33,6 +33,11 @@ FORMULAS: dict[str, str] = {
     "erfinv": f"torch.erfinv {_S}.erfinv", "ndtr": f"{_S}.ndtr",
     "i0": f"torch.i0 {_S}.i0 {_S}.modified_bessel_i0 numpy.i0", "i0e": f"{_S}.i0e",
     "i1": f"{_S}.i1 {_S}.modified_bessel_i1", "i1e": f"{_S}.i1e",
+    **{name: f"{_S}.{name}" for name in (
+        "erfcx", "log_ndtr", "multigammaln", "spherical_bessel_j0",
+        *(f"chebyshev_polynomial_{kind}" for kind in "tuvw"), "hermite_polynomial_h",
+        "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p",
+    )},
     "gcd": "torch.gcd math.gcd numpy.gcd", "lcm": "torch.lcm math.lcm numpy.lcm",
     "isclose": "torch.isclose numpy.isclose", "math_isclose": "math.isclose",
     "heaviside": "torch.heaviside", "signbit": "torch.signbit numpy.signbit",

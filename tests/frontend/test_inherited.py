@@ -185,6 +185,40 @@ def test_a_changed_base_class_recompiles() -> None:
     assert out == 6
 
 
+def test_a_changed_method_of_an_object_made_in_the_loop_recompiles() -> None:
+    @dataclasses.dataclass
+    class Value:
+        v: float
+
+        def get(self):
+            return self.v
+
+        def __add__(self, other):
+            return self.v + other
+
+        @property
+        def twice(self):
+            return 2 * self.v
+
+    @weft.kernel
+    def kernel(out):
+        for i in out:
+            a = Value(1.0)
+            out[i] = a.get() + 10 * (a + 1.0) + 100 * a.twice
+
+    kernel(out := torch.zeros(1))
+    assert out == 221
+    Value.get = lambda self: self.v + 2
+    kernel(out)
+    assert out == 223
+    Value.__add__ = lambda self, other: self.v - other
+    kernel(out)
+    assert out == 203
+    Value.twice = property(lambda self: 3 * self.v)
+    kernel(out)
+    assert out == 303
+
+
 def without_a_setter(x):
     for i in range(1):
         a = Mean(x[i])

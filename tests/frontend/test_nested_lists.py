@@ -183,6 +183,49 @@ def test_debug_mode_checks_each_subscript():
         beyond(torch.zeros(1), 3)
 
 
+def rows_exchanged(x, out):
+    for i in range(out.shape[0]):
+        a = [
+            [x[(3 * r + c + i) % 5] + 4.0 * (r == c) for c in range(3)] + [1.0 * r]
+            for r in range(3)
+        ]
+        for c in range(3):
+            p = max(range(c, 3), key=lambda r: abs(a[r][c]))
+            a[c], a[p] = a[p], a[c]
+            for r in range(3):
+                if r != c:
+                    f = a[r][c] / a[c][c]
+                    for k in range(c, 4):
+                        a[r][k] -= f * a[c][k]
+        out[i] = sum(a[r][3] / a[r][r] for r in range(3))
+        t = [[[0.0] * 2 for _ in range(3)] for _ in range(4)]
+        for j in range(24):
+            t[j // 6][j // 2 % 3][j % 2] = x[(j + i) % 5] * j
+        t[0], t[3] = t[3], t[0]
+        t[1][i % 3], t[1][2] = t[1][2], t[1][i % 3]
+        if x[i] > 0:
+            t[i % 4], t[1] = t[1], t[i % 4]
+        out[i] += t[0][1][0] + 2 * t[3][2][1] + 3 * t[1][0][0] + 5 * t[1][2][1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_rows_change_places(dtype):
+    x = torch.randn(5, dtype=dtype)
+    expected, out = torch.zeros(5, dtype=dtype), torch.zeros(5, dtype=dtype)
+    rows_exchanged(x, expected)
+    weft.kernel(rows_exchanged)(x, out)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
+def exchanged_with_a_name(x):
+    for i in range(3):
+        t = [[0.0] * 3 for _ in range(2)]
+        t[0][0] = x[i]
+        row = t[0] if x[i] > 0 else t[1]
+        t[0], t[1] = t[1], t[0]
+        x[i] = row[0]
+
+
 def one_list(x):
     for i in range(3):
         t = [[0.0] * 3] * 2
@@ -263,6 +306,7 @@ REFUSED = {
     with_shared_rows: "an element of a tuple of 2 cannot be assigned here",
     one_list: "a list that holds one list several times, and is stored into",
     named_list: "an element of a tuple of 2 cannot be assigned here",
+    exchanged_with_a_name: "rows of `t` are exchanged, and `row` is one of them",
     new_row: "an assignment of a list in a list",
     joined: "`+` of a list in a list",
     repeated: "`*` of a list in a list",

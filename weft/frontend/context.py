@@ -153,7 +153,8 @@ class Lowering:
 
     def join(self, a: Kind, b: Kind, name: str, span: Span) -> Kind:
         """The kind of variable ``name``, to which one path assigns ``a`` and another ``b``."""
-        whose = f"{self.frame.source.name}()" if name == RETURN_VALUE else name
+        own = name.partition(" ")[0]  # without what makes it a comprehension's
+        whose = f"{self.frame.source.name}()" if name == RETURN_VALUE else own
         try:
             return join(a, b, whose, span)
         except KernelTypeError:

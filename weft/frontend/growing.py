@@ -34,7 +34,7 @@ from weft.ir.views import written_by
 from weft.lang.growing import ROOM
 
 METHODS = ("append", "pop", "clear")
-CHANGING = (*METHODS, "extend", "insert", "remove", "sort", "reverse")  # what lists are
+CHANGING = (*METHODS, "extend", "insert", "remove", "sort", "reverse", "popleft", "appendleft")
 
 
 # The attribute of a call that holds the names of lists which the called function lets grow.

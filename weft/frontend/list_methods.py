@@ -27,7 +27,7 @@ from weft.lang.growing import ROOM
 _TAKES: dict[str, tuple[str, ...]] = {
     "extend": ("iterable -",), "insert": ("index -", "value -"), "remove": ("value -",),
     "index": ("value -",), "count": ("value -",), "copy": (), "reverse": (),
-    "sort": ("*", "key =", "reverse ="),
+    "sort": ("*", "key =", "reverse ="), "popleft": (), "appendleft": ("value -",),  # of deques
 }  # fmt: skip
 
 

@@ -38,7 +38,7 @@ from weft.frontend.kinds import (
     promote,
     same_operand,
 )
-from weft.frontend.names import STORES, root_name, without_subscripts
+from weft.frontend.names import STORES, dotted, root_name, without_subscripts
 from weft.frontend.scope import Frame
 from weft.frontend.signatures import argument
 from weft.ir import types as ir
@@ -179,8 +179,9 @@ def _numbers(x: Tup) -> list[Operand]:
 def _is_list(node: ast.expr) -> bool:
     if isinstance(node, ast.BinOp):
         return _is_list(node.left) or _is_list(node.right)
-    called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    return isinstance(node, ast.List | ast.ListComp) or (called and node.func.id == "list")  # type: ignore[union-attr]
+    if isinstance(node, ast.Call):
+        return dotted(node.func).rpartition(".")[2] in ("list", "deque")
+    return isinstance(node, ast.List | ast.ListComp)
 
 
 def _array(

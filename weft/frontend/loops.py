@@ -295,6 +295,8 @@ def _loop(cx: Lowering, node: ast.For) -> None:
     iterable = records.over(cx, cx.expression(node.iter), cx.span(node.iter))
     iterable = sequences.loopable(cx, iterable, cx.span(node.iter))
     items = casts.static_items(iterable)
+    if isinstance(text := constant_value(iterable), str):
+        items = list[Operand](map(Static, text))
     if items is not None:
         _unrolled(cx, node, items)
     elif isinstance(iterable, Range | Box | Tensor | Items):

@@ -105,10 +105,14 @@ def member(cx: Lowering, x: Tup, name: str, span: Span) -> Operand | None:
     where there is none."""
     if name in x.names and x.struct is not dict:
         return x.items[x.names.index(name)]
-    if method(x, name) is not None or (x.struct is dict and name in OF_DICTS):
+    own = method(x, name)
+    if own is not None or (x.struct is dict and name in OF_DICTS):
+        if isinstance(x.struct, type) and own is not None:  # which may be replaced
+            cx.guards.append(Guard(x.struct, name, own))
         return Method(x, name)
     found = inspect.getattr_static(x.struct, name, None) if _has_class(x) else None
     if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
+        cx.guards.append(Guard(x.struct, name, found))
         return inlined(cx, found.fget, [x], span)
     if isinstance(found, staticmethod | classmethod):
         cx.guards.append(Guard(x.struct, name, getattr(x.struct, name)))
@@ -245,7 +249,10 @@ def inlined(cx: Lowering, function: Any, arguments: list[Operand], span: Span) -
 def call_special(cx: Lowering, x: Any, name: str, given: list[Operand], span: Span) -> Any:
     """``x.name(*given)`` of a special method that the class of ``x`` defines, else None."""
     function = special(x, name)
-    found = None if function is None else inlined(cx, function, [x, *given], span)
+    if function is None:
+        return None
+    cx.guards.append(Guard(_kind(x), name, function))  # which may be replaced
+    found = inlined(cx, function, [x, *given], span)
     return None if isinstance(found, Static) and found.value is NotImplemented else found
 
 

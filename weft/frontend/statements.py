@@ -11,6 +11,7 @@ from weft.frontend import (
     casts,
     choices,
     elements,
+    exchanges,
     expressions,
     generators,
     growing,
@@ -58,6 +59,9 @@ def assignment(cx: Lowering, node: ast.Assign) -> None:
     span = cx.span(node)
     if (update := _difference(cx, node)) is not None:
         augmented(cx, update)
+        return
+    if (exchange := exchanges.exchanged(cx, node)) is not None:
+        cx.block(exchange)
         return
     generators.refuse_named(cx, node)
     operand = cx.expression(node.value)

@@ -271,6 +271,117 @@ def ndtr(x: Any) -> Any:
     return 0.5 * math.erfc(-_ROOT_HALF * x)
 
 
+def _erfcx(x: Any) -> Any:
+    near = x < 7.0
+    endless = x < -26.63
+    small, large = math.select(near & (x >= -26.63), x, 0.0), math.select(near, 7.0, x)
+    whole = math.floor(16.0 * small) / 16.0  # whose square is exact
+    square = math.exp((small - whole) * (small + whole)) * math.exp(whole * whole)
+    tail, q = 1.0 + _zeros(x), 0.5 / (large * large)
+    for k in static(range(24, 0, -1)):
+        tail = 1.0 - (2.0 * k - 1.0) * q * tail
+    far = tail / (1.7724538509055161 * large)
+    past = math.select(endless, x, 0.0)
+    found = math.select(endless, 2.0 * math.exp(past * past), square * math.erfc(small))
+    return math.select(near, found, far)
+
+
+def erfcx(x: Any) -> Any:
+    """``exp(x x) erfc(x)``: as it stands up to 7, beyond by the asymptotic series (Abramowitz and
+    Stegun 7.1.23)."""
+    return math.narrowed(_erfcx(math.widened(x)), x)
+
+
+def log_ndtr(x: Any) -> Any:
+    """``log(ndtr(x))``, below -1 by ``erfcx``, which does not vanish."""
+    wide = math.widened(x)
+    below = wide < -1.0
+    low, high = math.select(below, wide, -1.0), math.select(below, -1.0, wide)
+    left = math.log(0.5 * _erfcx(-_ROOT_HALF * low)) - 0.5 * low * low
+    right = math.log1p(-0.5 * math.erfc(_ROOT_HALF * high))
+    return math.narrowed(math.select(below, left, right), x)
+
+
+def multigammaln(x: Any, p: Any) -> Any:
+    """The logarithm of the multivariate gamma function of ``p`` dimensions, a constant: the sum of
+    ``lgamma(x - j / 2)`` (DLMF 35.3.5)."""
+    wide = math.widened(x)
+    found = 0.25 * p * (p - 1) * math.log(_PI) + _zeros(wide)
+    for j in static(range(p)):
+        found = found + lgamma(wide - 0.5 * j)
+    return math.narrowed(found, x)
+
+
+# --- polynomials, of a degree that is a constant --------------------------------------------------
+def _chebyshev(x: Any, n: Any, first: Any) -> Any:
+    before, found = 1.0 + _zeros(x), first
+    if static(n < 1):
+        return _zeros(x) if static(n < 0) else before
+    for _ in static(range(1, n)):
+        before, found = found, 2.0 * x * found - before
+    return found
+
+
+def chebyshev_polynomial_t(x: Any, n: Any) -> Any:
+    """The Chebyshev polynomial of the first kind, by its recurrence (DLMF 18.9)."""
+    return _chebyshev(x, n, 1.0 * x)
+
+
+def chebyshev_polynomial_u(x: Any, n: Any) -> Any:
+    """The Chebyshev polynomial of the second kind, by its recurrence (DLMF 18.9)."""
+    return _chebyshev(x, n, 2.0 * x)
+
+
+def chebyshev_polynomial_v(x: Any, n: Any) -> Any:
+    """The Chebyshev polynomial of the third kind, by its recurrence (DLMF 18.9)."""
+    return _chebyshev(x, n, 2.0 * x - 1.0)
+
+
+def chebyshev_polynomial_w(x: Any, n: Any) -> Any:
+    """The Chebyshev polynomial of the fourth kind, by its recurrence (DLMF 18.9)."""
+    return _chebyshev(x, n, 2.0 * x + 1.0)
+
+
+def hermite_polynomial_h(x: Any, n: Any) -> Any:
+    """The physicists' Hermite polynomial, by its recurrence (DLMF 18.9)."""
+    before, found = 1.0 + _zeros(x), 2.0 * x
+    if static(n < 1):
+        return _zeros(x) if static(n < 0) else before
+    for k in static(range(1, n)):
+        before, found = found, 2.0 * x * found - 2.0 * k * before
+    return found
+
+
+def hermite_polynomial_he(x: Any, n: Any) -> Any:
+    """The probabilists' Hermite polynomial, by its recurrence (DLMF 18.9)."""
+    before, found = 1.0 + _zeros(x), 1.0 * x
+    if static(n < 1):
+        return _zeros(x) if static(n < 0) else before
+    for k in static(range(1, n)):
+        before, found = found, x * found - k * before
+    return found
+
+
+def laguerre_polynomial_l(x: Any, n: Any) -> Any:
+    """The Laguerre polynomial, by its recurrence (DLMF 18.9)."""
+    before, found = 1.0 + _zeros(x), 1.0 - x
+    if static(n < 1):
+        return _zeros(x) if static(n < 0) else before
+    for k in static(range(1, n)):
+        before, found = found, ((2 * k + 1 - x) * found - k * before) / (k + 1)
+    return found
+
+
+def legendre_polynomial_p(x: Any, n: Any) -> Any:
+    """The Legendre polynomial, by its recurrence (DLMF 18.9)."""
+    before, found = 1.0 + _zeros(x), 1.0 * x
+    if static(n < 1):
+        return _zeros(x) if static(n < 0) else before
+    for k in static(range(1, n)):
+        before, found = found, ((2 * k + 1) * x * found - k * before) / (k + 1)
+    return found
+
+
 # --- Bessel functions -----------------------------------------------------------------------------
 def _bessel(x: Any, order: int) -> Any:
     """``exp(-|x|) I(x)``, of order 0 or 1 (Abramowitz and Stegun 9.6.10 and 9.7.1)."""
@@ -315,6 +426,18 @@ def i1(x: Any) -> Any:
 def i1e(x: Any) -> Any:
     """``exp(-|x|) i1(x)``."""
     return math.narrowed(_bessel(math.widened(x), 1), x)
+
+
+def spherical_bessel_j0(x: Any) -> Any:
+    """``sin(x) / x``, 1 at 0; 0 at infinity."""
+    near, finite = abs(x) < 0.5, abs(x) < math.inf
+    small, large = math.select(near, x, 0.0), math.select(near, 1.0, x)
+    q, series = small * small, 1.0 + _zeros(x)
+    for k in static(range(7, 0, -1)):
+        series = 1.0 - q / (2 * k * (2 * k + 1)) * series
+    large = math.select(finite | (x != x), large, 1.0)
+    ends = math.select(finite | (x != x), 1.0, 0.0)
+    return math.select(near, series, ends * math.sin(large) / large)
 
 
 # --- whole numbers and comparisons ----------------------------------------------------------------

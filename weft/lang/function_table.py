@@ -33,10 +33,22 @@ FORMULAS: dict[str, str] = {
     "erfinv": f"torch.erfinv {_S}.erfinv", "ndtr": f"{_S}.ndtr",
     "i0": f"torch.i0 {_S}.i0 {_S}.modified_bessel_i0 numpy.i0", "i0e": f"{_S}.i0e",
     "i1": f"{_S}.i1 {_S}.modified_bessel_i1", "i1e": f"{_S}.i1e",
+    **{name: f"{_S}.{name}" for name in (
+        "erfcx", "log_ndtr", "multigammaln", "spherical_bessel_j0",
+        *(f"chebyshev_polynomial_{kind}" for kind in "tuvw"), "hermite_polynomial_h",
+        "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p",
+    )},
     "gcd": "torch.gcd math.gcd numpy.gcd", "lcm": "torch.lcm math.lcm numpy.lcm",
     "isclose": "torch.isclose numpy.isclose", "math_isclose": "math.isclose",
     "heaviside": "torch.heaviside", "signbit": "torch.signbit numpy.signbit",
     "frac": "torch.frac", "clip": "numpy.clip", "lerp": "torch.lerp",
+}  # fmt: skip
+# The function of heaps.py: what it is elsewhere.
+OF_LISTS: dict[str, str] = {
+    **{name: f"heapq.{name}"
+       for name in ("heappush", "heappop", "heapreplace", "heappushpop", "heapify")},
+    "bisect_left": "bisect.bisect_left", "bisect_right": "bisect.bisect_right bisect.bisect",
+    "insort_left": "bisect.insort_left", "insort_right": "bisect.insort_right bisect.insort",
 }  # fmt: skip
 
 
@@ -49,13 +61,15 @@ def named(path: str) -> Any:
 @functools.cache
 def _elsewhere() -> dict[int, tuple[Any, str]]:
     """By the identity of a function of another library: itself, and the formula of that name."""
-    rows = ((named(path), name) for name, paths in FORMULAS.items() for path in paths.split())
+    both = [*FORMULAS.items(), *OF_LISTS.items()]
+    rows = ((named(path), name) for name, paths in both for path in paths.split())
     return {id(function): (function, name) for function, name in rows}
 
 
 def formula(name: str) -> Any:
-    """The function of ``formulas.py``."""
-    return getattr(importlib.import_module("weft.lang.formulas"), name)
+    """The function of ``formulas.py`` or ``heaps.py``."""
+    module = "weft.lang.heaps" if name in OF_LISTS else "weft.lang.formulas"
+    return getattr(importlib.import_module(module), name)
 
 
 def stands_for(target: Any) -> Any:

@@ -13,6 +13,14 @@ def extend(made: list[Any], items: list[Any]) -> None:
         made.append(items[k])
 
 
+def popleft(items: list[Any]) -> Any:
+    return items.pop(0)
+
+
+def appendleft(items: list[Any], value: Any) -> None:
+    items.insert(0, value)
+
+
 def gather(made: list[Any], items: Iterable[Any]) -> None:
     for item in items:
         made.append(item)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import builtins
 import cmath
+import collections
 import functools
 import itertools
 import math as python_math
@@ -156,7 +157,8 @@ BUILTINS.update({
     builtins.complex: "complex", builtins.sorted: "sorted",
     functools.reduce: "reduce",
     **{f: f"itertools.{word}" for word in ITERTOOLS if (f := getattr(itertools, word, None))},
-    builtins.dict: "dict", builtins.set: "set", builtins.frozenset: "set",
+    collections.deque: "list", builtins.dict: "dict", builtins.set: "set",
+    builtins.frozenset: "set",
     cmath.phase: "phase", cmath.rect: "polar",
     torch.conj_physical: "conj",
     python_math.floor: "floor_int", python_math.ceil: "ceil_int", python_math.trunc: "trunc_int",

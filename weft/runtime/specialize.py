@@ -282,7 +282,8 @@ class Forms:
         named = frozenset(place for place, text in members.items() if text in where)
         if places := captured or named or frozenset(members):
             raise NumberPinned(places) from None
-        self._fix(self._tried, known=False)
+        if self._tried:
+            self._fix(self._tried, known=False)
 
     def _numbers_changed(self, guards: Sequence[Guard]) -> None:
         """Numbers that called functions captured, and that have changed, become arguments."""

@@ -69,7 +69,7 @@ def _is_plain(op: Op) -> bool:
 
 
 def _sizes(accesses: Sequence[Op]) -> tuple[int, ...]:
-    """As many elements along the last axes as numbers subscribe, but for the first axis."""
+    """As many elements along the last axes, but for the first, as constants in subscripts reach."""
     sizes: list[int] = []
     for column in reversed([*zip(*(memory(op)[1] for op in accesses), strict=True)][1:]):
         numbers = [constant_of(v) for v in column]

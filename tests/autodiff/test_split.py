@@ -18,6 +18,7 @@ from weft.pytorch import workspaces
 def always(monkeypatch):
     """Chunks even where there is nothing to gain."""
     monkeypatch.setattr(workspaces, "_LEAST_TERMS", 2)
+    monkeypatch.setattr(workspaces, "_LEAST_SPLIT", 0)
     monkeypatch.setattr(workspaces, "REMEMBERED", 0)
     monkeypatch.setattr(workspaces, "_ITERATIONS", {"cpu": 1 << 22})
 
@@ -53,7 +54,7 @@ def weighted(x, w):
     return out
 
 
-@pytest.mark.parametrize("rows", [0, 1, 2, 15, 16, 17, 1000])
+@pytest.mark.parametrize("rows", [0, 1, 2, 15, 16, 17, 1000, 4001])
 def test_a_weight_that_many_rows_use(rows):
     torch.manual_seed(rows)
     x = torch.randn(rows, 3, dtype=torch.float64)
@@ -70,6 +71,16 @@ def test_a_gradient_with_many_elements_is_one_loop():
     before = len(parts(k.conv))
     k.conv(w, x, 0.1).sum().backward()
     assert len(parts(k.conv)) == before
+
+
+def test_sums_of_few_terms_in_all_are_one_loop():
+    """Their second launch took longer than they do, and most of the time of a first backward."""
+    kernel = weft.kernel(k.conv.function)
+    for channels, times, split in ((4, 16, False), (1, 90, False), (1, 127, True)):
+        w, x = torch.randn(channels, times), torch.randn(1, channels, times).requires_grad_()
+        kernel(w, x, 0.1).sum().backward()
+        torch.testing.assert_close(x.grad[0], w.flip(-1).cumsum(-1).flip(-1))
+        assert bool(parts(kernel)) == split
 
 
 def test_a_sum_of_few_parts_has_no_code_for_a_long_one(always):

@@ -143,6 +143,15 @@ class Additions:
 
 
 @frozen
+class Terms:
+    """How long the sum of an element of a gradient is at most, in scalar arguments and extents of
+    the steps: iterations of its ``outermost`` loop, and terms in ``all`` (None: not known)."""
+
+    outermost: Poly
+    all: Poly | None
+
+
+@frozen
 class Lengths:
     """``space``: the extents of the parallel loop; ``trips``: of each of ``loops``, None
     where ``measure`` computes it: a function of the primal's arguments, of ``before`` them and of
@@ -162,9 +171,8 @@ class Adjoint:
     buffer or scalar is passed: an argument of the primal by its name in ``names``, ``x.before``,
     ``d.x``, or a workspace of ``workspaces``, or, of ``segments``, the number of iterations of a
     loop between two checkpoints (an i64). ``notes`` say of each gradient how it is accumulated.
-    ``sums``: of those in gather form, how many iterations of its outermost loop each element's sum
-    has at most, in scalar arguments and extents of the steps. ``listed``: what is to be added to
-    gradients after the steps, ``sorted`` what is to be sorted between them.
+    ``sums``: of those in gather form, how long each element's sum is. ``listed``: what is to be
+    added to gradients after the steps, ``sorted`` what is to be sorted between them.
     ``defined``: the gradients all of whose elements the steps write; the others are zero before.
     ``dense``: those that would be among them, by stores in place of
     accumulations, where the expressions of all pairs are equal. ``private``: those that may be
@@ -180,7 +188,7 @@ class Adjoint:
     segments: tuple[tuple[str, Op], ...]
     lengths: Lengths | None
     notes: dict[str, str] = field(default_factory=dict)
-    sums: dict[str, Poly] = field(default_factory=dict)
+    sums: dict[str, Terms] = field(default_factory=dict)
     listed: tuple[Listed, ...] = ()
     sorted: tuple[Sorted, ...] = ()
     defined: frozenset[str] = frozenset()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from weft.autodiff.adjoint import Terms
 from weft.autodiff.fibre import Fibre, in_bounds
 from weft.autodiff.reroll import Rolled
 from weft.autodiff.segments import Segments, keys_loop, runs_loop, segment_sum
@@ -81,7 +82,7 @@ def split_loops(
             return first, b.op("arith.minsi", b.addi(first, size), end)
 
         for access, fibre in found:
-            assert isinstance(fibre, Fibre)  # as `longest` knows
+            assert isinstance(fibre, Fibre)  # as `terms` knows
             writer = Writer(b, dict(outside))
             writer.values.update(zip(fibre.element, place, strict=True))
             total = _sum(writer, access, fibre, total, slicer, kept, bounds)
@@ -125,25 +126,48 @@ def added_up(
     return new
 
 
-def longest(found: Found) -> Poly | None:
-    """The most iterations that the outermost loop of a sum has, in arguments and extents of the
-    function; None where a sum has no loop, or that is not known."""
-    ends: list[Poly] = []
+def terms(found: Found) -> Terms | None:
+    """How long the sums are; None where one has no loop, or that is not known of its outermost."""
+    most: Poly | None = None
+    each: Poly | None = ZERO
     for access, fibre in found:
         if isinstance(fibre, Segments) or not fibre.loops:
             return None
-        _, lowers, uppers = fibre.loops[0]
-        extents = [Dim(access.memref, axis) for axis in range(len(fibre.element))]
-        ranges = [(e, ZERO, atom(d)) for e, d in zip(fibre.element, extents, strict=True)]
-        bounds = [extreme(high - low + ONE, ranges, upwards=True)
-                  for low in lowers for high in uppers]  # fmt: skip
-        arguments = access.memref.owner
-        known = [p for p in bounds if p is not None and all(
-            isinstance(leaf, Dim) or leaf.owner is arguments for leaf in p.leaves())]  # fmt: skip
-        if not known:
+        lengths = _lengths(access, fibre)
+        if lengths[0] is None:
             return None
-        ends.append(known[0])
-    return ends[0] if ends else None
+        most = lengths[0] if most is None else most
+        product: Poly | None = ONE
+        for length in lengths:
+            product = None if product is None or length is None else product * length
+        each = None if each is None or product is None else each + product
+    return None if most is None else Terms(most, each)
+
+
+def _lengths(access: Access, fibre: Fibre) -> list[Poly | None]:
+    """The most iterations that each loop of a sum has, in arguments and extents of the function;
+    None where that is not known."""
+    arguments = access.memref.owner
+    extents = [Dim(access.memref, axis) for axis in range(len(fibre.element))]
+    ranges: list[tuple[Value, Poly | None, Poly | None]] = [
+        (e, ZERO, atom(d)) for e, d in zip(fibre.element, extents, strict=True)
+    ]
+
+    def within(poly: Poly) -> bool:
+        return all(isinstance(leaf, Dim) or leaf.owner is arguments for leaf in poly.leaves())
+
+    def known(polys: Iterable[Poly], *, upwards: bool) -> Poly | None:
+        bounds = (extreme(p, ranges, upwards=upwards) for p in polys)
+        return next((p for p in bounds if p is not None and within(p)), None)
+
+    lengths: list[Poly | None] = []
+    for iv, lowers, uppers in fibre.loops:
+        spans = (high - low + ONE for low in lowers for high in uppers)
+        lengths.append(known(spans, upwards=True))
+        last = known(uppers, upwards=True)
+        end = None if last is None else last + ONE
+        ranges.insert(0, (iv, known(lowers, upwards=False), end))
+    return lengths
 
 
 def _function(

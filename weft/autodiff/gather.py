@@ -16,11 +16,11 @@ from dataclasses import field
 from typing import Any
 
 from weft.autodiff.accumulate_after_loop import accumulate_after_loop
-from weft.autodiff.adjoint import Additions, Buffer, Extent, Listed, Sorted
+from weft.autodiff.adjoint import Additions, Buffer, Extent, Listed, Sorted, Terms
 from weft.autodiff.affine_pieces import affine_pieces
 from weft.autodiff.clean import clean, has_effects
 from weft.autodiff.dense import Whole, dense
-from weft.autodiff.elements import Found, added_up, element_loops, keys_of, longest, split_loops
+from weft.autodiff.elements import Found, added_up, element_loops, keys_of, split_loops, terms
 from weft.autodiff.fibre import NotAffine, fibre
 from weft.autodiff.privatize import privatize
 from weft.autodiff.reroll import reroll
@@ -95,7 +95,7 @@ class Gathered:
     steps: list[Function]
     notes: dict[str, str]
     buffers: list[Buffer] = field(default_factory=list)
-    sums: dict[str, Poly] = field(default_factory=dict)
+    sums: dict[str, Terms] = field(default_factory=dict)
     listed: list[Listed] = field(default_factory=list)
     sorted: list[Sorted] = field(default_factory=list)
     defined: set[str] = field(default_factory=set)
@@ -141,7 +141,7 @@ def gather(
         made.steps = [_plain(function)] if has_effects(function) else []
         return made
     loops: list[Function] = []
-    made.sums = {p.name: terms for p in gathered if (terms := longest(p.found)) is not None}
+    made.sums = {p.name: long for p in gathered if (long := terms(p.found)) is not None}
     for plan in gathered:
         for access in plan.group:
             slicer.spill(access)

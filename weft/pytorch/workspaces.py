@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from weft.autodiff.adjoint import RUN, Adjoint, Buffer, segment_length
+from weft.autodiff.adjoint import RUN, Adjoint, Buffer, Terms, segment_length
 from weft.autodiff.tape import MOST_KEPT
 from weft.index.expression import Dim, Poly, evaluate
 from weft.ir.core import Op, Value, walk
@@ -32,6 +32,8 @@ ROWS_AN_ELEMENT = 2
 # have some terms.
 _ITERATIONS = {"cuda": 1 << 22, "cpu": 256}
 _LEAST_TERMS = 16
+# On a CPU, fewer terms than so many in all take less than the second launch (15 us) adds.
+_LEAST_SPLIT = 1 << 13
 VERSIONS = 1 << 30  # bytes that tapes of overwritten elements may take, if WEFT_TAPE_MB is not more
 _FEW = 4096  # iterations
 _KEPT = 4  # numbers of a turn that threads who share a loop keep: what a scan carries jointly
@@ -182,12 +184,20 @@ class Workspaces:
     def chunks(self, name: str) -> int:
         """In how many parts the sums of a gradient are computed. This follows from sizes and the
         kind of device alone, so that the bits of a gradient do not depend on anything else."""
-        gradient = self.env[name]
-        terms = max(self._evaluate(self.adjoint.sums[name]), 0)
+        gradient, sums = self.env[name], self.adjoint.sums[name]
+        terms = max(self._evaluate(sums.outermost), 0)
         if terms < _LEAST_TERMS:
+            return 1
+        if gradient.device.type == "cpu" and self._terms(sums, gradient) < _LEAST_SPLIT:
             return 1
         wanted = _ITERATIONS.get(gradient.device.type, 1)
         return max(min(-(-wanted // max(gradient.numel(), 1)), math.isqrt(terms - 1) + 1), 1)
+
+    def _terms(self, sums: Terms, gradient: torch.Tensor) -> float:
+        """How many terms the ``sums`` of all elements have; infinite where that is not known."""
+        if sums.all is None or not self._is_known(sums.all):
+            return math.inf
+        return gradient.numel() * self._evaluate(sums.all)
 
     @property
     def dense(self) -> frozenset[str]:

@@ -377,3 +377,12 @@ def test_tensors_without_strides_are_refused_by_name(kind: str) -> None:
         tensor, shown = torch.nested.nested_tensor(parts, layout=torch.strided), "a nested tensor"
     with pytest.raises(KernelTypeError, match=f"in kernel `g`: `values` is {shown}"):
         g(tensor)
+
+
+@pytest.mark.parametrize("call", ["sorted((x[0], x[1]), 2)", "sorted([x[0], x[1]], None, True)"])
+def test_sorted_takes_its_key_by_keyword(call: str) -> None:
+    kernel = weft.kernel(function(f"def kernel(x):\n    for i in range(2):\n        y = {call}"
+                                  "\n        x[i] = y[0]\n"))  # fmt: skip
+    with pytest.raises(KernelTypeError, match=r"`sorted` takes 1 argument, and . are given") as e:
+        kernel(torch.ones(2))
+    assert "help: write sorted(x, key=..., reverse=...)" in str(e.value)

@@ -115,7 +115,60 @@ def else_in_a_loop(x, out):
         out[i] += k * 10
 
 
-KERNELS = [number, object_, else_goes_on, else_returns, endless, unrolled, else_in_a_loop]
+def halved(x, out):
+    for i in range(out.shape[0]):
+        n = int(x[i] * 40) + 90
+        while (d := n // 2) > i:
+            n = d
+        out[i] = d * 100 + n
+
+
+def halved_until_a_break(x, out):
+    for i in range(out.shape[0]):
+        n = int(x[i] * 40) + 190
+        d, total = 77, 0
+        while (d := n // 2) > 0:
+            n = d
+            d += 1
+            total += d
+            if total > 100 + i:
+                break
+        else:
+            total = -d
+        out[i] = d * 1000 + total
+
+
+def asked_in_order(x, out):
+    for i in range(out.shape[0]):
+        n, e = i, 5
+        while (v := n * 0.5) < 4 and (e := n + 1) < 7 and v != 1.5:
+            n += 1
+        out[i] = v * 100 + e
+
+
+def in_a_part_of_a_condition(x, out):
+    for i in range(out.shape[0]):
+        e = k = 5
+        if x[i] > 0 and (e := i + 1) < 7:
+            e += 10
+        y = (k := i * 2) + 1 if x[i] > 0.5 else 3.5
+        z = x[i] > 0 or (w := i * 0.5) or w
+        out[i] = e + 100 * k + y + (z != 0)
+
+
+KERNELS = [
+    number,
+    object_,
+    else_goes_on,
+    else_returns,
+    endless,
+    unrolled,
+    else_in_a_loop,
+    halved,
+    halved_until_a_break,
+    asked_in_order,
+    in_a_part_of_a_condition,
+]
 
 
 @pytest.mark.parametrize("plain", KERNELS, ids=lambda f: f.__name__)
@@ -206,9 +259,23 @@ def turns_before_a_break(x, out):
             out[i] += k
 
 
+def some_of_a_condition(x, out):
+    for i in range(out.shape[0]):
+        n = i
+        while n < 3 and (k := n) < 2:
+            n += 1
+        out[i] = k
+
+
+def read_by_its_condition(x, out):
+    for i in range(out.shape[0]):
+        while (k := k + 1) < 2:  # noqa: F821, F841
+            out[i] += 1
+
+
 REFUSED = [
     one_break_without, break_in_an_else, some_branch_of_the_else, read_before, some_turns,
-    turns_before_a_break,
+    turns_before_a_break, some_of_a_condition, read_by_its_condition,
 ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Names that have a value after a loop because each way out of it assigns them.
 
 ``for j in range(n): if x[j] > 1: k = j; break`` with ``else: k = -1``, or with an ``else`` that
-returns, and ``while True: k = f(); if k > 1: break``.
+returns, ``while True: k = f(); if k > 1: break``, and ``while (k := f()) > 1``.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ def names_after(loop: ast.For | ast.While) -> frozenset[str]:
         isinstance(loop, ast.While) and isinstance(loop.test, ast.Constant) and loop.test.value
     )
     body, other = _Paths(), _Paths()
-    body.walk(loop.body, frozenset[str]().union(*map(bound_names, _targets(loop))))
-    end = other.walk(loop.orelse, frozenset())
+    asked = body.asked(loop.test, frozenset()) if isinstance(loop, ast.While) else frozenset()
+    body.walk(loop.body, asked.union(*map(bound_names, _targets(loop))))
+    end = other.walk(loop.orelse, asked)
     ways = body.at_breaks if endless or end is None else [*body.at_breaks, end]
-    if not ways or not (endless or loop.orelse):
+    if not ways:
         return frozenset()
     return frozenset.intersection(*ways) - body.read - other.read
 
@@ -72,6 +73,26 @@ class _Paths:
                 return have.union(bound_names(node))
             case _:
                 self.note(node, have)
+                return have
+
+    def asked(self, test: ast.expr, have: frozenset[str]) -> frozenset[str]:
+        """What is assigned once ``test`` has been evaluated, whatever it gives."""
+        match test:
+            case ast.NamedExpr(target=target, value=value):
+                return self.asked(value, have) | {target.id}
+            case ast.BoolOp(values=[first, *rest]):
+                after = have = self.asked(first, have)
+                for value in rest:  # of which none may be evaluated
+                    have = self.asked(value, have)
+                return after
+            case ast.Compare(left=left, comparators=[right]):
+                return self.asked(right, self.asked(left, have))
+            case ast.UnaryOp(operand=operand):
+                return self.asked(operand, have)
+            case ast.BinOp(left=left, right=right):
+                return self.asked(right, self.asked(left, have))
+            case _:
+                self.note(test, have)
                 return have
 
     def note(self, node: ast.AST, have: frozenset[str]) -> None:

@@ -8,7 +8,8 @@ any of them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -20,6 +21,7 @@ from weft.frontend.kinds import (
     Along,
     Choice,
     Kind,
+    OpaqueKind,
     Operand,
     Part,
     Row,
@@ -27,10 +29,12 @@ from weft.frontend.kinds import (
     Static,
     Tensor,
     Tup,
+    Unbound,
     View,
     describe,
     flatten,
     kind_of,
+    same_operand,
 )
 from weft.ir.core import Op, Value
 from weft.ir.views import If
@@ -132,6 +136,46 @@ def either(
     extents = [cx.scalars.select(holding, x, y, span) for x, y in pairs]
     row = row_of(cx, Choice((*one.views, *other.views), index, name), extents)  # type: ignore[arg-type]
     return row if extents else row.at([])
+
+
+@contextmanager
+def restored(
+    cx: Lowering, names: Sequence[str], ends: list[dict[str, Operand]]
+) -> Generator[None]:  # fmt: skip
+    """Appends what ``names`` hold at the end to ``ends``, and gives them what they held before."""
+    env = cx.frame.env
+    before = {name: env[name] for name in names if name in env}
+    yield
+    ends.append({name: env.pop(name) for name in dict.fromkeys(names) if name in env})
+    env.update(before)
+
+
+def assigned(
+    cx: Lowering, op: Op, ends: Sequence[dict[str, Operand]], names: Iterable[str],
+    yields: Sequence[list[Value]], span: Span,
+) -> None:  # fmt: skip
+    """Joins what the two sides of ``op``, parts of an expression, assign to ``names`` by ``:=``,
+    and adds it to what they yield. What only one assigns is 0 on the other."""
+    for name in names:
+        sides = [end.get(name) for end in ends]
+        present = [x for x in sides if x is not None and not isinstance(x, Unbound)]
+        if sides[0] is sides[1] or not present:
+            continue
+        kinds = [cx.widen(name, x, span) for x in present]
+        if isinstance(kinds[-1], OpaqueKind):
+            if len(present) == 2 and not same_operand(*present):
+                cx.join(kind_of(present[0]), kind_of(present[1]), name, span)
+            cx.frame.env[name] = present[0]
+            continue
+        types, first = cx.types(kinds[-1]), len(op.results)
+        for region, x, values in zip(op.regions, sides, yields, strict=True):
+            with cx.builder.at(region):
+                if x is None or isinstance(x, Unbound):
+                    values += [cx.builder.constant(0, t) for t in types]
+                else:
+                    values += flatten(cx.coerce(x, kinds[-1], span))
+        op.results += [Value(t, name, op) for t in types]
+        cx.frame.env[name] = cx.rebuild(kinds[-1], iter(op.results[first:]))
 
 
 @frozen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -48,7 +48,7 @@ from weft.frontend.kinds import (
     same_operand,
 )
 from weft.frontend.names import dotted, is_known_module
-from weft.frontend.scope import ABSENT, Guard, place_of
+from weft.frontend.scope import ABSENT, Guard, assigning, place_of
 from weft.frontend.specs import vector_entries
 from weft.ir.core import Block, Op, Value
 from weft.lang import absent, names
@@ -467,7 +467,7 @@ def _boolean(cx: Lowering, node: ast.BoolOp) -> Static | Scalar:
             return cx.scalars.constant(not conjunction, "bool")
 
         then, otherwise = (lazy, known) if conjunction else (known, lazy)
-        chosen = choose(cx, left, then, otherwise, span)
+        chosen = choose(cx, left, then, otherwise, span, [value])
         assert isinstance(chosen, (Scalar, Static))
         result = chosen
     return result
@@ -494,7 +494,7 @@ def _boolop(cx: Lowering, node: ast.BoolOp) -> Operand:
         rest: Callable[[], Operand] = lambda value=value: cx.expression(value)  # noqa: E731
         same: Callable[[], Operand] = lambda first=first: first  # noqa: E731
         then, otherwise = (rest, same) if conjunction else (same, rest)
-        left = choose(cx, condition, then, otherwise, span)
+        left = choose(cx, condition, then, otherwise, span, [value])
     return left
 
 
@@ -509,22 +509,26 @@ def _conditional(cx: Lowering, node: ast.IfExp) -> Operand:
             return cx.scalars.select(condition.value, a, b, span)
         return choose(cx, condition, lambda: a, lambda: b, span)
     return choose(
-        cx, condition, lambda: cx.expression(node.body), lambda: cx.expression(node.orelse), span
-    )
+        cx, condition, lambda: cx.expression(node.body), lambda: cx.expression(node.orelse), span,
+        [node.body, node.orelse],
+    )  # fmt: skip
 
 
 def choose(
     cx: Lowering, condition: Scalar | Static, then: Callable[[], Operand],
-    otherwise: Callable[[], Operand], span: Span,
+    otherwise: Callable[[], Operand], span: Span, parts: Sequence[ast.expr] = (),
 ) -> Operand:  # fmt: skip
-    """``then()`` where the condition holds, else ``otherwise()``: only that one is evaluated."""
+    """``then()`` where the condition holds, else ``otherwise()``: only that one is evaluated.
+    ``parts``: the expressions that they evaluate."""
     if isinstance(condition, Static):
         return then() if condition.value else otherwise()
     b = cx.builder
     op = b.if_(condition.value)
     sides: list[Operand] = []
+    names = [n.target.id for p in parts for n in assigning(p) if isinstance(n, ast.NamedExpr)]
+    ends: list[dict[str, Operand]] = []
     for region, side in zip(op.regions, (then, otherwise), strict=True):
-        with b.at(region):
+        with b.at(region), choices.restored(cx, names, ends):
             x = side()
             if isinstance(x, Tensor) and x.rank == 0:
                 x = cx.read_number(x, span)
@@ -537,6 +541,7 @@ def choose(
                  if isinstance(x, Scalar | Static) and dtype_of(x) else x
                  for x in sides]  # fmt: skip
     values: list[list[Value]] = [[], []]
+    choices.assigned(cx, op, ends, dict.fromkeys(names), values, span)
     if all(map(choices.holds, sides)) and not same_operand(*sides):
         row = choices.either(cx, op, sides, values, "a if c else b", span)
         if row is not None:
@@ -544,14 +549,15 @@ def choose(
             return row
     kind = cx.join(kind_of(sides[0]), kind_of(sides[1]), "", span)
     if isinstance(kind, OpaqueKind):
-        _end(op, b, [[], []])
+        _end(op, b, values)
         return sides[0]
+    first = len(op.results)
     for region, x, yielded in zip(op.regions, sides, values, strict=True):
         with b.at(region):
             yielded += flatten(cx.coerce(x, kind, span))
     _end(op, b, values)
     op.results += [Value(t, owner=op) for t in cx.types(kind)]
-    return cx.rebuild(kind, iter(op.results))
+    return cx.rebuild(kind, iter(op.results[first:]))
 
 
 def _end(op: Op, b: Any, values: list[list[Value]]) -> None:

@@ -274,6 +274,9 @@ def of_torch(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
 def ordered(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     """``sorted`` of a tuple or a vector: by comparing neighbours, from the front."""
     span, x = cx.span(node), arguments[0]
+    if len(arguments) > 1:
+        raise KernelTypeError(f"`sorted` takes 1 argument, and {len(arguments)} are given", span,
+                              help="write sorted(x, key=..., reverse=...)")  # fmt: skip
     if isinstance(constant_value(x), set | frozenset):
         x = Static(list(x.value))  # type: ignore[union-attr]
     items = static_items(x)

@@ -179,7 +179,7 @@ def _carried(cx: Lowering, node: ast.For | ast.While) -> dict[str, Kind]:
     if flag:
         cx.assign(flag, Static(False), span)
     carried: dict[str, Kind] = {}
-    names = assigned(node.body)
+    names = assigned([*_test(node), *node.body])
     if isinstance(node, ast.For):
         names |= dict.fromkeys(_names(node.target), 2)  # a name from before keeps the last index
     if flag:
@@ -204,6 +204,11 @@ def _carried(cx: Lowering, node: ast.For | ast.While) -> dict[str, Kind]:
             kind = objects.carried(cx, node, name, kind, operand)
         carried[name] = kind
     return carried
+
+
+def _test(node: ast.For | ast.While) -> list[ast.stmt]:
+    """The condition of a ``while`` loop, as a statement."""
+    return [ast.Expr(node.test)] if isinstance(node, ast.While) else []
 
 
 def _return_value(cx: Lowering, span: Span) -> Operand | None:
@@ -392,7 +397,10 @@ def _while(
     op = b.while_(inits, [v.type for v in inits])
     with b.at(While(op).before) as block:
         _enter(cx, carried, block.args[count:])
-        b.do("scf.condition", goes_on(block.args), *block.args)
+        going, values = goes_on(block.args), block.args[count:]
+        if assigned(_test(node)):  # `while (d := f()) > 1`
+            values = _leave(cx, carried, node)
+        b.do("scf.condition", going, *block.args[:count], *values)
     with b.at(While(op).after) as block:
         _enter(cx, carried, block.args[count:])
         following = body(block.args)
@@ -467,7 +475,7 @@ def _while_loop(cx: Lowering, node: ast.While) -> None:
         going = cx.scalars.negation(cx.frame.env[flag], span)
         condition = expressions.choose(
             cx, going, lambda: _as_bool(cx, expressions.test(cx, node.test), span),
-            lambda: Static(False), span,
+            lambda: Static(False), span, [node.test],
         )  # fmt: skip
         return cx.scalars.truth(condition, span)
 

@@ -166,7 +166,7 @@ def noted(node: ast.AST, names: set[str]) -> bool:
     return True
 
 
-def _assigning(node: ast.expr) -> list[ast.expr]:
+def assigning(node: ast.expr) -> list[ast.expr]:
     """The expressions in ``node`` that may assign names. They are looked for once."""
     found: list[ast.expr] | None = getattr(node, "weft_assigning", None)
     if found is None:
@@ -231,7 +231,7 @@ def assigned(nodes: Iterable[ast.AST]) -> dict[str, int]:
             if isinstance(child, ast.stmt):
                 visit(child)
             elif isinstance(child, ast.expr):
-                for inner in _assigning(child):
+                for inner in assigning(child):
                     if isinstance(inner, ast.NamedExpr):
                         target(inner.target)
                     for name in getattr(inner, REFERENCES, ()):

@@ -342,6 +342,26 @@ def chebyshev_polynomial_w(x: Any, n: Any) -> Any:
     return _chebyshev(x, n, 2.0 * x + 1.0)
 
 
+def shifted_chebyshev_polynomial_t(x: Any, n: Any) -> Any:
+    """``chebyshev_polynomial_t`` of ``2 x - 1`` (DLMF 18.7)."""
+    return chebyshev_polynomial_t(2.0 * x - 1.0, n)
+
+
+def shifted_chebyshev_polynomial_u(x: Any, n: Any) -> Any:
+    """``chebyshev_polynomial_u`` of ``2 x - 1`` (DLMF 18.7)."""
+    return chebyshev_polynomial_u(2.0 * x - 1.0, n)
+
+
+def shifted_chebyshev_polynomial_v(x: Any, n: Any) -> Any:
+    """``chebyshev_polynomial_v`` of ``2 x - 1`` (DLMF 18.7)."""
+    return chebyshev_polynomial_v(2.0 * x - 1.0, n)
+
+
+def shifted_chebyshev_polynomial_w(x: Any, n: Any) -> Any:
+    """``chebyshev_polynomial_w`` of ``2 x - 1`` (DLMF 18.7)."""
+    return chebyshev_polynomial_w(2.0 * x - 1.0, n)
+
+
 def hermite_polynomial_h(x: Any, n: Any) -> Any:
     """The physicists' Hermite polynomial, by its recurrence (DLMF 18.9)."""
     before, found = 1.0 + _zeros(x), 2.0 * x

@@ -35,7 +35,8 @@ FORMULAS: dict[str, str] = {
     "i1": f"{_S}.i1 {_S}.modified_bessel_i1", "i1e": f"{_S}.i1e",
     **{name: f"{_S}.{name}" for name in (
         "erfcx", "log_ndtr", "multigammaln", "spherical_bessel_j0",
-        *(f"chebyshev_polynomial_{kind}" for kind in "tuvw"), "hermite_polynomial_h",
+        *(f"{form}chebyshev_polynomial_{kind}" for form in ("", "shifted_") for kind in "tuvw"),
+        "hermite_polynomial_h",
         "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p",
     )},
     "gcd": "torch.gcd math.gcd numpy.gcd", "lcm": "torch.lcm math.lcm numpy.lcm",

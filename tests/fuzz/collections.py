@@ -64,7 +64,9 @@ def statements(random: Random, indent: str, depth: int) -> list[str]:
                 lines.append(f"{indent}for x in {random.choice(('xs', 'xs[1:]', 'reversed(xs)'))}:")
                 lines.append(f"{indent}    s = s * 0.5 + x[{random.choice('ij')}]")
             case 5:
-                lines.append(f"{indent}{random.choice(('a.sort()', 'a.reverse()', 's += len(a)'))}")
+                # `s += ...` would change items that are `s`, which Python's tensor is.
+                done = random.choice(("a.sort()", "a.reverse()", "s = s + len(a)"))
+                lines.append(f"{indent}{done}")
                 over = random.choice(("a", "a[1:]", "a[::-1]", "sorted(a)", "[v * 2 for v in a]"))
                 lines.append(f"{indent}for v in {over}:")
                 lines.append(f"{indent}    s = (s + v) * 0.5")

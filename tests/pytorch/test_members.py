@@ -219,3 +219,66 @@ def test_export(strict) -> None:
     x = torch.randn(5)
     program = torch.export.export(LAYER, (x,), strict=strict).module()
     torch.testing.assert_close(program(x), LAYER(x))
+
+
+def test_a_method_breaks_the_graph() -> None:
+    """Where the graph holds the host part, too: the operator of the loop cannot take the object."""
+
+    class Decay:
+        def __init__(self, rate: float) -> None:
+            self.rate = rate
+
+        def at(self, k: int) -> float:
+            return self.rate / (k + 1)
+
+    @weft.kernel
+    def decayed(x, decay):
+        out = x.new_zeros(x.shape[0])
+        for i in range(x.shape[0]):
+            out[i] = x[i] * decay.at(i)
+        return out
+
+    x = torch.randn(3, requires_grad=True)
+    found = torch.compile(lambda x, d: decayed(x, d), backend="aot_eager")(x, Decay(2.0))
+    torch.testing.assert_close(found, 2 * x / torch.arange(1, 4))
+    (slope,) = torch.autograd.grad(found.sum(), x)
+    torch.testing.assert_close(slope, 2 / torch.arange(1, 4))
+    with pytest.raises(Exception, match="`decay` is an object of which"):
+        torch.compile(decayed, fullgraph=True, backend="eager")(x, Decay(0.5))
+
+
+def test_constants_that_change_from_call_to_call() -> None:
+    """Dynamo makes a symbol of an int with its second value."""
+
+    class Config:
+        taps = 1
+
+    @weft.kernel
+    def member(x, config):
+        out = x.new_zeros(x.shape[0])
+        for i in range(x.shape[0]):
+            for k in weft.static(range(config.taps)):
+                out[i] += (k + 1) * x[i]
+        return out
+
+    @weft.kernel
+    def template(x, taps: weft.template()):
+        out = x.new_zeros(x.shape[0])
+        for i in range(x.shape[0]):
+            for k in weft.static(range(taps)):
+                out[i] += (k + 1) * x[i]
+        return out
+
+    x, config = torch.randn(3, requires_grad=True), Config()
+    member(x, config)  # a call that makes the member a constant
+    both = torch.compile(
+        lambda x, config: (member(x, config), template(x, config.taps)), fullgraph=True,
+        backend="aot_eager",
+    )  # fmt: skip
+    for config.taps in (2, 3, 4, 2):
+        by_member, by_template = both(x, config)
+        wanted = config.taps * (config.taps + 1) / 2
+        torch.testing.assert_close(by_member, wanted * x)
+        torch.testing.assert_close(by_template, wanted * x)
+        (slope,) = torch.autograd.grad((by_member + 2 * by_template).sum(), x)
+        torch.testing.assert_close(slope, torch.full((3,), 3 * wanted))

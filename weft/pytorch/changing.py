@@ -41,6 +41,20 @@ def changes(number: Any) -> bool:
     return not has_static_value(number)
 
 
+def without_symbols(value: Any) -> Any:
+    """While Dynamo traces it: what is fixed in an operator. For each symbol in it, which Dynamo
+    makes of an int that has changed, it has the number, which a guard then asks for."""
+    # Dynamo has imported it, and sympy.
+    from torch.fx.experimental.symbolic_shapes import guard_scalar
+
+    if isinstance(value, int | float):
+        return guard_scalar(value)
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        items = [without_symbols(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return value
+
+
 def as_tensor(number: Any) -> torch.Tensor:
     """While Dynamo traces it: a float that is a symbol. torch's graphs make a sum with one a sum
     with a tensor that they are given."""

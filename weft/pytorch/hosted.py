@@ -30,6 +30,7 @@ from weft.pytorch.ambient import Autocast
 from weft.pytorch.changing import CHANGING
 from weft.pytorch.forward_level import is_open
 from weft.pytorch.library import Operators
+from weft.pytorch.members import members_of
 from weft.pytorch.operator import Operator
 from weft.pytorch.recipe import Fresh, Made, Place, Recipe, captured, cells_of
 from weft.runtime.launch import KernelLike, Launcher, gradient_error
@@ -194,6 +195,20 @@ class TracedLoop:
         self.plain = self.recorded
         if others:
             self.plain = LoopOperators(LoopKernel(operators, region, made, ()))
+        # The kernel's parameters that it is given as they are, and what it reads of each.
+        given = {a.name for a in region.args if a.parameter and not a.member}
+        own = {p.name: r for p, r in zip(self.plain.parameters, self.plain.reads, strict=True)}
+        self.whole = tuple((k, p, own[p.name]) for k, p in enumerate(operators.parameters)
+                           if p.name in given and p.name in own)  # fmt: skip
+
+    def takes(self, values: Sequence[Any]) -> bool:
+        """Whether its operator can be given what a call gives the kernel: not an object of which it
+        calls a method. Dynamo traces this."""
+        for k, parameter, read in self.whole:
+            (like,), _ = members_of([parameter], [read], [values[k]], True)
+            if like == "object":
+                return False
+        return True
 
     def __call__(self, *args: Any) -> Any:
         if "k" in self.roles:  # a graph draws the key, and the loop is a function of it

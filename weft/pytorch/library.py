@@ -36,7 +36,7 @@ from weft.frontend.split import Returned
 from weft.lang.random import KEY
 from weft.pytorch.ambient import Autocast, autocast_state
 from weft.pytorch.batches import differentiates, direct, is_batched
-from weft.pytorch.changing import CHANGING, as_tensor, changes
+from weft.pytorch.changing import CHANGING, as_tensor, changes, without_symbols
 from weft.pytorch.derivative_ops import transformed
 from weft.pytorch.fake import hidden_write, of_samples
 from weft.pytorch.forward_level import has_dual, is_open
@@ -147,7 +147,8 @@ class Operators:
             plain = plain and not isinstance(value, _CODE)
             if isinstance(value, torch.Tensor) and torch._C._functorch.is_batchedtensor(value):
                 every = True
-        if plain and not (every and self.fills) and not self.in_level(self.token):
+        plain = plain and not (every and self.fills) and not self.in_level(self.token)
+        if plain and all(loop.takes(values) for loop in loops):
             return self.host(loops, *args, **kwargs)
         likes, members = members_of(self.parameters, self.reads, values, True)
         for parameter, like in zip(self.parameters, likes, strict=True):
@@ -158,7 +159,7 @@ class Operators:
             key = self.make_of_members(self.token, likes)
             return self.assemble(self.of_members[key].traced(members, {}), values)
         around = self.deciding()
-        name = self.name_for(self.token, tuple(types), tuple(fixed), around)
+        name = self.name_for(self.token, tuple(types), without_symbols(tuple(fixed)), around)
         out = getattr(getattr(torch.ops, self.namespace), name).default(*passed)
         return self.assemble(out, values)
 

@@ -282,3 +282,20 @@ def test_constants_that_change_from_call_to_call() -> None:
         torch.testing.assert_close(by_template, wanted * x)
         (slope,) = torch.autograd.grad((by_member + 2 * by_template).sum(), x)
         torch.testing.assert_close(slope, torch.full((3,), 3 * wanted))
+
+
+def test_a_tuple_that_is_a_constant_has_a_gradient() -> None:
+    @weft.kernel
+    def scaled(x, by: weft.template()):
+        out, other = x.new_zeros(x.shape[0]), torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] += by[0] * x[i]
+            other[i] = by[1] * x[i]
+        return out, other
+
+    x = torch.randn(3, requires_grad=True)
+    out, other = torch.compile(
+        lambda x: scaled(x, (2, 3)), fullgraph=True, backend="aot_eager"
+    )(x)  # fmt: skip
+    (slope,) = torch.autograd.grad((out + other).sum(), x)
+    torch.testing.assert_close(slope, torch.full((3,), 5.0))

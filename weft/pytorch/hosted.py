@@ -299,6 +299,7 @@ class LoopKernel:
             elif not arg.captured or _is_key(arg):
                 kind = arg.parameter.kind if arg.parameter else ""
                 parameters.append(Parameter(name, "template" if arg.template else kind))
+        self.own = frozenset(names[k] for k in self.given)
         outs = [names[k] for k in self.given] + region.results
         returned: Returned = None if not outs else "" if len(outs) == 1 else ("",) * len(outs)
         self.mutated = frozenset(names[k] for k in region.stored if k not in self.given)
@@ -386,6 +387,7 @@ class LoopOperators(Operators):
         # It has what an operator asks of a kernel, and is not called.
         super().__init__(cast(KernelLike, kernel), kernel.namespace, kernel.__name__)
         self.stem, self.draws = self.name, False  # the key of random numbers is an argument
+        self.own = kernel.own
         self.given = "".join("r" if k in kernel.given else "-"
                              for k in range(len(kernel.region.args)))  # fmt: skip
 

@@ -62,6 +62,7 @@ class Operators:
     def __init__(self, kernel: KernelLike, namespace: str, name: str) -> None:
         self.kernel = kernel
         self.draws = True  # random numbers, if the loops do
+        self.own = frozenset[str]()  # names that an operator of one loop makes, and returns
         self.namespace = namespace
         self.name = in_ascii(name)
         # Dynamo guards each string that it reads of an object: by this, which kernel it is.
@@ -251,7 +252,7 @@ class Operators:
         absent = iter(fixed)
         pairs = list(zip(self.parameters, types, strict=True))
         constants = {p.name: next(absent) for p, kind in pairs if not kind}
-        written = _written(self.kernel, constants)
+        written = _written(self.kernel, constants, self.own)
         defaults = {p.name: p.default for p, kind in pairs
                     if schema_type(p, p.default) == kind and kind}  # fmt: skip
         return OperatorForm(
@@ -392,9 +393,11 @@ def _draws(operators: Operators, text: str) -> bool:
     return operators.draws and (may_draw(text) or KEY in keys)
 
 
-def _written(kernel: KernelLike, constants: dict[str, Any]) -> frozenset[str]:
-    """The names that the operator with these fixed values writes to. Raises
-    ``KernelValueError`` for what is none of its tensors."""
+def _written(
+    kernel: KernelLike, constants: dict[str, Any], own: frozenset[str]
+) -> frozenset[str]:  # fmt: skip
+    """The names that the operator with these fixed values writes to; ``own`` are those that it
+    makes. Raises ``KernelValueError`` for what is none of its tensors."""
     parts = kernel.parts
     names = {p.name for p in parts.parameters}
     found = parts.mutated
@@ -402,6 +405,7 @@ def _written(kernel: KernelLike, constants: dict[str, Any]) -> frozenset[str]:
         regions = [region.node for region in parts.regions]
         scope = Scope.of(kernel.function)
         found, _ = mutated(kernel.source.tree, scope, regions, constants)
+        found -= own
     for name in sorted(found):
         if constants.get(name) is not None or name not in names:
             raise hidden_write(name, kernel.span)

@@ -251,7 +251,7 @@ def test_the_schema_and_weft_itself_are_in_the_name(monkeypatch):
     before = defined(text).changing.op._schema.name
     assert defined(text).changing.op._schema.name.startswith(before)
     with monkeypatch.context() as patch:  # as a weft that did not see the store
-        patch.setattr(library, "_written", lambda kernel, constants: frozenset())
+        patch.setattr(library, "_written", lambda *_: frozenset())
         assert not defined(text).changing.op._schema.name.startswith(before)
     monkeypatch.setattr(library, "decided_by", lambda: "another weft")
     assert not defined(text).changing.op._schema.name.startswith(before)
@@ -279,7 +279,7 @@ print(torch.compile(storing.program)(torch.ones(2)).tolist())
 """
 OLDER = """from weft.pytorch import library
 from weft.pytorch.operator import OperatorForm
-library._written = lambda kernel, constants: frozenset()
+library._written = lambda *_: frozenset()
 OperatorForm._check_written = lambda *_: None
 """
 

@@ -41,7 +41,7 @@ _TURNED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _UNARY: dict[type, str] = {ast.USub: "__neg__", ast.UAdd: "__pos__", ast.Invert: "__invert__"}
 
 
-class _Given(ast.expr):
+class Given(ast.expr):
     """An operand where a node stands."""
 
     def __init__(self, operand: Operand, place: ast.AST) -> None:
@@ -50,7 +50,7 @@ class _Given(ast.expr):
         ast.copy_location(self, place)
 
 
-EXPRESSIONS[_Given] = lambda cx, node: node.operand
+EXPRESSIONS[Given] = lambda cx, node: node.operand
 
 
 _KEYS = (str, int, float, bool, enum.Enum)  # what a key of a dict is, or a tuple of
@@ -216,11 +216,6 @@ def is_object(value: Any) -> bool:
     return data or (isinstance(value, tuple) and hasattr(value, "_fields"))
 
 
-def given(x: Operand, place: ast.AST) -> ast.expr:
-    """A node that is ``x``."""
-    return _Given(x, place)
-
-
 def called(
     cx: Lowering, function: Operand, arguments: list[Operand], by_name: dict[str, Operand],
     span: Span, node: ast.AST | None = None,
@@ -230,8 +225,8 @@ def called(
     column = len(span.text[: span.column].encode())
     place = ast.Pass(lineno=span.line, col_offset=column, end_lineno=span.end_line,
                      end_col_offset=span.end_column)  # fmt: skip
-    callee, *places = (_Given(x, place) for x in (function, *arguments))
-    words = [ast.keyword(name, _Given(x, place)) for name, x in by_name.items()]
+    callee, *places = (Given(x, place) for x in (function, *arguments))
+    words = [ast.keyword(name, Given(x, place)) for name, x in by_name.items()]
     call = ast.copy_location(ast.Call(callee, list(places), words), place)
     node = node or cx.statement
     noted(call, getattr(node, REFERENCES, set()))  # in an earlier round

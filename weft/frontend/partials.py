@@ -77,7 +77,7 @@ def _got(cx: Lowering, getter: Any, given: list[Operand], node: ast.Call) -> Ope
                 x = expressions.attribute(cx, x, part, span)
         else:
             key = ast.copy_location(ast.Constant(name), node)
-            item = ast.Subscript(named.given(x, node), key, ast.Load())
+            item = ast.Subscript(named.Given(x, node), key, ast.Load())
             x = cx.expression(ast.copy_location(item, node))
         found.append(x)
     return found[0] if len(found) == 1 else Tup(found)

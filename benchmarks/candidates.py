@@ -89,7 +89,7 @@ def calls() -> Iterator[tuple[str, Call]]:
 
 def numbers(result: Any) -> list[torch.Tensor]:
     parts = result if isinstance(result, tuple | list) else (result,)
-    return [torch.as_tensor(part) for part in parts if part is not None]
+    return [torch.as_tensor(part) for part in parts]
 
 
 def forward(kernel: weft.Kernel, args: tuple[Any, ...]) -> list[torch.Tensor]:

@@ -210,6 +210,8 @@ def test_a_gpu_adds_up_rows_in_registers_where_there_are_many():
         arrays = (3 if dtype is torch.float32 else 1.5) * 4 * 8192 * 4096
         assert arrays < first.accessed < 1.05 * arrays, "each row once, and the weights"
     assert taken("layer_norm", 4096, 768)[0].grid == (512, 1, 1), "eight rows each"
+    for rows, length, copies in ((2048, 1024, 512), (1024, 1024, 512), (512, 4096, 128)):
+        assert taken("layer_norm", rows, length)[0].grid == (copies, 1, 1), "fewer, of few elements"
     for rows, length in ((200, 4096), (8192, 64)):  # few chunks, short rows
         assert not any(row.loop.endswith("_total") for row in taken("rms_norm", rows, length))
 

@@ -223,6 +223,7 @@ def test_weft_takes_tiles_of_neighbours_of_which_the_last_may_overlap() -> None:
         assert all(jam.whole or not jam.overlap for jam in jams) == (length % 8 == 0)
         return only(parse(row.schedule), RegisterWindow)
 
-    assert taken(32, 768) == taken(32, 767) == RegisterWindow("u", 4, 64)  # eight by eight
+    assert taken(32, 768) == RegisterWindow("u", 8, 256)  # eight by eight, in tiles of 32 by 256
+    assert taken(32, 640) == taken(32, 767) == RegisterWindow("u", 4, 64)  # of 32 by 128
     assert taken(36, 768) == taken(9, 1001) == RegisterWindow("u", 16, 256)  # sixteen
     assert taken(32, 24) is None  # few turns

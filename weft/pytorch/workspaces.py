@@ -55,10 +55,12 @@ _SORTED_PER_ATOMIC = 16  # what it takes to sort a key, on one thread, in atomic
 _LONG_SUM = 512
 _CHUNKS = range(64, 257)
 # On a GPU, of which blocks have rows in registers: so many elements of all copies, for each of
-# which some rows are added up, and so many copies at least, of fewer rows where there are not more.
-# An H100 takes .0202 ms for the gradient of a layer norm of 512 x 4096 so (by sums of their own
-# .0381), of 256 x 8192 .0267 (.0332), of 512 x 1024 .0141 (.0226).
-_ELEMENTS = 1 << 20
+# which some rows are added up, and so many copies at least, of fewer rows where there are not more,
+# or where all copies are small: a block waits for each row's sums. An H100 takes .0202 ms for the
+# gradient of a layer norm of 512 x 4096 so (by sums of their own .0381), of 256 x 8192 .0267
+# (.0332); an H200 .0136 for 1024 x 1024 in 512 copies (in 128 .0171), .0170 for 2048 x 1024 in 512
+# (in 256 .0199, in 1024 .0206), .0116 for 1024 x 256 in 512 (in 128 .0188).
+_ELEMENTS, _SMALL = 1 << 20, 1 << 19
 _ROWS, _FEWER_ROWS = 8, 2
 _BLOCKS = 128
 
@@ -223,7 +225,8 @@ class Workspaces:
                 continue
             if gradient.device.type != "cpu":
                 rows = count // size
-                several = max(rows // _ROWS, min(rows // _FEWER_ROWS, _BLOCKS))
+                small = max((1 << (_SMALL // size).bit_length()) // 2, _BLOCKS)
+                several = max(rows // _ROWS, min(rows // _FEWER_ROWS, small))
                 least, best = _BLOCKS, min(_ELEMENTS // size, several)
                 if strict or not x.rows or size < _BLOCKS:
                     continue

@@ -16,6 +16,7 @@ from weft.frontend import (
     choices,
     complexes,
     elements,
+    from_end,
     growing,
     list_methods,
     lists,
@@ -317,6 +318,7 @@ def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
                 found = items[position.value]
                 held = isinstance(found, Static) and isinstance(found.value, torch.Tensor)
                 return cx.reached("item", found) if held else found
+            position = from_end.position(cx, position, len(items), span)
             if isinstance(position, Scalar) and aggregates.are_alike(items):
                 return aggregates.pick(cx, items, position, node.value, span)
             if isinstance(position, Scalar) and tuple_lists.are_alike(items):

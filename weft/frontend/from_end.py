@@ -45,8 +45,12 @@ def _counted(cx: Lowering, given: Value, extent: Callable[[], Value]) -> Value:
     if cx.frame.called_at:  # a function of weft's own, which has no such subscripts
         return given
     b, first = cx.builder, len(cx.builder.block.ops)
-    negative = b.op("arith.cmpi", given, b.number(0, given), predicate="slt")
+    zero = b.number(0, given)
+    negative = b.op("arith.cmpi", given, zero, predicate="slt")
     moved = b.op("arith.addi", given, extent())
+    if cx.debug:  # what is out of range stays what it is, for the error
+        within = b.op("arith.cmpi", moved, zero, predicate="sge")
+        negative = b.op("arith.andi", negative, within)
     found = b.op("arith.select", negative, moved, given)
     cx.from_end.append(FromEnd(given, b.block.ops[first:]))
     return found

@@ -107,6 +107,7 @@ class Frame:
     imported: frozenset[str] = frozenset()  # variables of ``around`` that hold objects
     changed_objects: set[frozenset[Any]] = field(default_factory=set)  # see objects.py
     moves: Any = None  # of its lists that change places (``moves.Moves``)
+    skipped: set[str] = field(default_factory=set)  # names that `:=` may not have assigned
     called_at: Span | None = None  # the user's call that led to a function of weft's own
 
     def lookup(self, name: str, span: Span, guards: list[Guard]) -> Operand:

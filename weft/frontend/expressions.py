@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from weft.errors import KernelIndexError, KernelNameError, KernelSyntaxError, KernelTypeError, Span
+from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import (
     aggregates,
     casts,
@@ -26,7 +26,6 @@ from weft.frontend import (
     slices,
     tuple_lists,
 )
-from weft.frontend.certain import is_skipped
 from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.kinds import (
     Complex,
@@ -197,11 +196,7 @@ def _constant(cx: Lowering, node: ast.Constant) -> Operand:
 
 
 def _name(cx: Lowering, node: ast.Name) -> Operand:
-    if node.id in cx.frame.skipped and is_skipped(node):
-        raise KernelNameError(
-            f"`{node.id}` may have no value here: `:=` assigns it in a part of an expression that "
-            "is not always evaluated", cx.span(node), help=f"give `{node.id}` a value before",
-        )  # fmt: skip
+    cx.frame.check_assigned(node)
     found = cx.frame.lookup(node.id, cx.span(node), cx.guards)
     if isinstance(found, Row | Tup):
         rows.used(cx, found, node.id, cx.span(node))

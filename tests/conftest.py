@@ -41,6 +41,7 @@ ANYWHERE = (
     "tests/frontend/test_arg_extremes.py",
     "tests/frontend/test_float8.py",
     "tests/frontend/test_found.py",
+    "tests/frontend/test_from_end.py",
     "tests/frontend/test_functions.py",
     "tests/frontend/test_hints.py",
     "tests/frontend/test_host_part.py",

@@ -283,3 +283,109 @@ REFUSED = [
 def test_a_name_that_one_way_out_does_not_assign_is_refused(plain: Callable[..., None]) -> None:
     with pytest.raises(weft.KernelNameError, match=r"`k` may have no value here|name `k` is not"):
         weft.kernel(plain)(torch.randn(5), torch.zeros(5))
+
+
+def part_of_and(x, out):
+    for i in range(out.shape[0]):
+        out[i] = x[i] > 0 and (k := 3.0) > 1
+        out[i] += k
+
+
+def other_branch(x, out):
+    for i in range(out.shape[0]):
+        if x[i] > 0 and (k := 3.0) > 1:
+            out[i] = 2.0
+        else:
+            out[i] = k
+
+
+def part_of_or(x, out):
+    for i in range(out.shape[0]):
+        if x[i] > 0 or (k := 3.0) > 1:
+            out[i] = k
+
+
+def one_arm(x, out):
+    for i in range(out.shape[0]):
+        out[i] = (k := 3.0) if x[i] > 0 else 1.0
+        out[i] += k
+
+
+def end_of_a_chain(x, out):
+    for i in range(out.shape[0]):
+        out[i] = 0.0 < x[i] < (k := 3.0)
+        out[i] += k
+
+
+def asserted(x, out):
+    for i in range(out.shape[0]):
+        assert x[i] < 9 or (k := 3.0) > 1  # noqa: RUF018
+        out[i] = k
+
+
+def after_a_branch(x, out):
+    for i in range(out.shape[0]):
+        if i % 2 == 0:
+            out[i] = x[i] > 0 and (k := 3.0) > 1
+        else:
+            k = 1.0
+        out[i] += k
+
+
+def _of_a_function(v):
+    _ = v > 0 and (k := 3.0) > 1
+    return k
+
+
+def in_a_function(x, out):
+    for i in range(out.shape[0]):
+        out[i] = _of_a_function(x[i])
+
+
+SKIPPED = [
+    part_of_and, other_branch, part_of_or, one_arm, end_of_a_chain, asserted, after_a_branch,
+    in_a_function,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("plain", SKIPPED, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_name_of_a_part_that_may_be_skipped_is_refused(
+    plain: Callable[..., None], debug: bool
+) -> None:
+    with pytest.raises(weft.KernelNameError, match=r"`k` may have no value here: `:=` assigns it"):
+        weft.kernel(debug=debug)(plain)(torch.randn(5), torch.zeros(5))
+
+
+def where_it_is_certain(x, out):
+    for i in range(out.shape[0]):
+        if x[i] > 0 and (k := x[i] * 2) > 0.5 and k < 2:
+            out[i] = k
+        if x[i] < 0 or (k := x[i] + 1) > 1.5:
+            out[i] += 1
+        else:
+            out[i] += k
+        if not (x[i] > 0.2 and (m := x[i] + 3) > 3.5):
+            continue
+        out[i] += m + (n if (n := x[i]) > 0.6 and (p := 2.0) > n else -n)  # noqa: F841
+        assert x[i] > 0 and (q := 4.0) > x[i]  # noqa: PT018, RUF018
+        out[i] += q
+        k = 0
+        while k < 4 and (r := k + x[i]) < 3:
+            k += 1
+            out[i] += r
+
+
+def values_before(x, out):
+    for i in range(out.shape[0]):
+        k = m = 1.0
+        out[i] = x[i] > 0 and (k := 3.0) > 1
+        out[i] += k + (m if 0 < x[i] < (m := 0.5) else -m)
+
+
+@pytest.mark.parametrize("plain", [where_it_is_certain, values_before], ids=lambda f: f.__name__)
+def test_a_name_is_read_where_its_part_was_evaluated(plain: Callable[..., None]) -> None:
+    x, found = torch.randn(64), torch.zeros(2, 64)
+    plain(x, found[0])
+    weft.kernel(plain)(x, found[1])
+    torch.testing.assert_close(found[1], found[0])

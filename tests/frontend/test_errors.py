@@ -528,7 +528,7 @@ def test_index_out_of_range_in_debug_mode() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("i", [-1, 2, 3])
+@pytest.mark.parametrize("i", [-4, 2, 3])
 def test_subscripts_of_what_is_no_tensor_in_debug_mode(i: int) -> None:
     @weft.kernel(debug=True)
     def of_tuple(out, a, i: int):

@@ -310,3 +310,26 @@ def test_what_a_generator_stores_is_stored_once() -> None:
     weft.kernel(counted)(*found)
     assert torch.equal(found[0], x)
     assert torch.equal(found[1], calls)
+
+
+def popped(x, out):
+    for i in range(out.shape[0]):
+        a = [1.0, 2.0]
+        out[i] = 10 * (0 < x[i] < a.pop() < 4 < a.pop())
+        out[i] += len(a)
+
+
+def guarded(x, out):
+    for i in range(out.shape[0]):
+        k = i - 2
+        out[i] = 1 if 0 <= k < x[k] * 9 else 2
+        out[i] += 5 * (0 <= k < 3 == len(out) - 2 + k > x[k])
+
+
+@pytest.mark.parametrize("plain", [popped, guarded])
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_chain_of_comparisons_ends_with_the_first_that_fails(plain, debug: bool) -> None:
+    x, found = torch.rand(5) - 0.3, torch.zeros(2, 5)
+    plain(x, found[0])
+    weft.kernel(debug=debug)(plain)(x, found[1])
+    assert found[0].tolist() == found[1].tolist()

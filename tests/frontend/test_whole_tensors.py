@@ -29,10 +29,75 @@ EXPRESSIONS = [
 def test_items_of_a_whole_tensor_are_pythons(expression: str) -> None:
     loop = f"for i in range(out.shape[0]):\n        out[i] = {expression}"
     plain = function(f"def kernel(x, y, out):\n    {loop}\n")
-    x, y, found = torch.rand(3), torch.rand(2, 3), torch.full((2, 2), float("nan"))
+    x, y, found = torch.rand(3), torch.rand(2, 3), torch.full((3, 2), float("nan"))
     plain(x, y, found[0])
     weft.kernel(plain)(x, y, found[1])
-    torch.testing.assert_close(found[1], found[0])
+    weft.kernel(plain).interpret(x, y, found[2])
+    torch.testing.assert_close(found[1:], found[:1].expand(2, -1))
+
+
+@pytest.mark.parametrize("expression", [
+    "sum(x) + sum(v for v in x)", "max([v for r in y for v in r])", "x[:1].sum() + list(x)[2]",
+    "sum(v * w for v, w in zip(x, y[0]))", "sum(k * v for k, v in enumerate(x)) + max(*x)",
+])  # fmt: skip
+def test_items_of_a_whole_tensor_in_the_host_part_are_pythons(expression: str) -> None:
+    loop = "for i in range(2):\n        out[i] = s + b"
+    plain = function(f"def kernel(x, y, out):\n    s = {expression}\n    a, b, c = x\n    {loop}\n")
+    x, y, found = torch.rand(3), torch.rand(2, 3), torch.full((3, 2), float("nan"))
+    plain(x, y, found[0])
+    weft.kernel(plain)(x, y, found[1])
+    weft.kernel(plain).interpret(x, y, found[2])
+    torch.testing.assert_close(found[1:], found[:1].expand(2, -1))
+
+
+def test_a_function_takes_items_and_its_loops_subscripts() -> None:
+    def plain(x):
+        total = sum(x) + max(v for v in x) + sum([v for r in range(2) for v in x])
+        for i in x:
+            total += i * x[i]
+        return total
+
+    marked = weft.func(plain)
+
+    @weft.kernel
+    def both(x, out):
+        for k in range(1):
+            out[k] = plain(x)
+            out[k + 1] = marked(x)
+
+    x, expected = torch.tensor([1.5, 2.5, 4.5]), torch.full((2,), 3 * 8.5 + 4.5 + 2.5 + 9.0)
+    for run in (both, both.interpret):
+        out = torch.full((2,), float("nan"))
+        run(x, out)
+        torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("offset", [None, -1])
+def test_items_of_a_field_are_its_elements(offset: int | None) -> None:
+    def plain(f: weft.template(), out):
+        for k in range(1):
+            s = sum(f) + sum(j * v for j, v in enumerate(f)) + max(v for v in f)
+            for j in f:
+                s += j * f[j]
+            out[k] = s
+
+    f = weft.field(weft.f32, 3, offset=offset)
+    f.from_torch(torch.tensor([1.5, 2.5, 4.5]))
+    below = 8.5 if offset else 0.0
+    for run in (plain, weft.kernel(plain), weft.kernel(plain).interpret):
+        out = torch.full((1,), float("nan"))
+        run(f, out)
+        assert out.item() == 8.5 + 11.5 + 4.5 + 11.5 - below
+
+
+def test_interpretation_notes_which_elements_items_are() -> None:
+    @weft.kernel
+    def spread(x):
+        for i in range(3):
+            x[i] = sum(x)
+
+    with pytest.raises(weft.RaceError, match=r"iteration 0 writes and iteration 1 reads"):
+        spread.interpret(torch.rand(3))
 
 
 @pytest.mark.parametrize("expression", ["sorted(y)[0]", "list(y)[0]", "max(y)"])

@@ -135,6 +135,7 @@ def expressions(indices: list[str]) -> st.SearchStrategy[str]:
         st.builds("({} + {})".format, leaf, leaf),
         st.builds("({}) // {}".format, leaf, small),
         st.builds("({}) % {}".format, leaf, small),
+        st.builds("({} + m) % (n + 1)".format, leaf),
         st.builds("least({}, {})".format, leaf, leaf),
     )  # fmt: skip
 

@@ -60,6 +60,34 @@ def test_strided_pair() -> None:
     assert verdict(k) == "free"
 
 
+@pytest.mark.parametrize(("text", "end", "expected"), [
+    ("(i + k.s) % k.n", "k.n", "free"),
+    ("(k.s - i) % k.n", "k.n", "free"),
+    ("(i + k.s + k.n) % k.n", "k.n", "free"),
+    ("(i + k.s) % (k.n + 3)", "k.n", "free"),
+    ("(i + k.s) % 16", "16", "free"),
+    ("(i + k.s) % k.n", "k.n + 1", "conflict"),
+    ("(i + k.s) % k.m", "k.n", "unknown"),
+    ("(2 * i + k.s) % k.n", "k.n", "unknown"),
+    ("(i * k.s) % k.n", "k.n", "unknown"),
+    ("(i // 2 + k.s) % k.n", "k.n", "conflict"),
+])  # fmt: skip
+def test_shifted_around(text: str, end: str, expected: str) -> None:
+    k = Make(x=1, out=1, n="index", m="index", s="index")
+    with k.parallel(i=eval(end)) as i:
+        k.store(k.out, eval(text), value=k.load(k.x, i))
+    assert verdict(k) == expected
+
+
+def test_two_indices_shifted_around() -> None:
+    k = Make(out=2, flat=1, n="index", m="index", s="index")
+    with k.parallel(i=k.n, j=4) as (i, j):
+        k.store(k.out, (i + k.s) % k.n, (j - k.s) % 4)
+        k.store(k.flat, (i * 4 + j + k.s) % (k.n * 4))
+    assert verdict(k) == "free"
+    assert verdict(k, "flat") == "free"
+
+
 def test_reversed_and_shifted() -> None:
     k = Make(out=1, n="index")
     with k.parallel(i=k.n) as i:

@@ -153,7 +153,11 @@ def test_fields():
     x.from_numpy(values)
     np.testing.assert_array_equal(x.to_numpy(), values)
     assert type(x.to_torch()) is torch.Tensor
-    assert list(x)[1] == (0, 1)
+    met = []
+    for index in x:
+        met.append(index)
+    assert met[1] == (0, 1)
+    assert list(x)[1].tolist() == x.to_torch()[1].tolist()
     x.fill(3)
     assert x.sum() == 18
     count = field.field(int)

@@ -9,7 +9,7 @@ from functools import reduce
 from typing import Any
 
 from weft.errors import KernelIndexError, KernelTypeError, Span
-from weft.frontend import overflow
+from weft.frontend import from_end, overflow
 from weft.frontend.context import Lowering
 from weft.frontend.kinds import (
     Operand,
@@ -189,9 +189,10 @@ def _positions(cx: Lowering, x: Vec, node: ast.expr, span: Span) -> list[Operand
     positions = [
         _settled(cx.expression(n), extent) for n, extent in zip(nodes, x.shape, strict=False)
     ]
-    for position, extent in zip(positions, x.shape, strict=False):
+    for k, (position, extent) in enumerate(zip(positions, x.shape, strict=False)):
         if isinstance(position, Static):
             check_position(position, extent, span)
+        positions[k] = from_end.position(cx, position, extent, span)
     return positions
 
 

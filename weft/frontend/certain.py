@@ -19,25 +19,53 @@ def names_after(loop: ast.For | ast.While) -> frozenset[str]:
         isinstance(loop, ast.While) and isinstance(loop.test, ast.Constant) and loop.test.value
     )
     body, other = _Paths(), _Paths()
-    asked = body.asked(loop.test, frozenset()) if isinstance(loop, ast.While) else frozenset()
-    body.walk(loop.body, asked.union(*map(bound_names, _targets(loop))))
-    end = other.walk(loop.orelse, asked)
+    into = out = _NOTHING
+    if isinstance(loop, ast.While):
+        into, out = body.asked(loop.test, _NOTHING)
+    body.walk(loop.body, into.union(*map(bound_names, _targets(loop))))
+    end = other.walk(loop.orelse, out)
     ways = body.at_breaks if endless or end is None else [*body.at_breaks, end]
     if not ways:
-        return frozenset()
+        return _NOTHING
     return frozenset.intersection(*ways) - body.read - other.read
+
+
+def mark_skipped(body: Sequence[ast.stmt]) -> None:
+    """Marks what ``body`` reads of the names that a part of an expression assigns by ``:=``, where
+    that part may have been skipped: ``c and (k := 3)``. See ``is_skipped``."""
+    lists = [n for s in body for n in ast.walk(s) if isinstance(n, ast.NamedExpr)]
+    if not lists:
+        return
+    paths = _Paths()
+    paths.walk(body, _NOTHING)
+    names = {n.target.id for n in lists}
+    for node in paths.reads:
+        if node.id in names:
+            setattr(node, _SKIPPED, True)
+
+
+def is_skipped(node: ast.Name) -> bool:
+    """Whether it is read where what assigns it by ``:=`` may have been skipped."""
+    return hasattr(node, _SKIPPED)
 
 
 def _targets(loop: ast.For | ast.While) -> list[ast.expr]:
     return [loop.target] if isinstance(loop, ast.For) else []
 
 
+_NOTHING: frozenset[str] = frozenset()
+_SKIPPED = "weft_skipped"
+_Ends = tuple[frozenset[str], frozenset[str]]
+
+
 class _Paths:
-    """What is certainly assigned where; ``read``: what is read where it may not be."""
+    """What is certainly assigned where; ``read``: what is read where it may not be, by ``reads``
+    among others."""
 
     def __init__(self) -> None:
         self.at_breaks: list[frozenset[str]] = []
         self.read: set[str] = set()
+        self.reads: list[ast.Name] = []
 
     def walk(self, body: Sequence[ast.stmt], have: frozenset[str]) -> frozenset[str] | None:
         """What is assigned at the end of ``body``; None where that is never reached."""
@@ -57,50 +85,100 @@ class _Paths:
                 self.note(node, have)
                 return None
             case ast.If(test=test, body=body, orelse=orelse):
-                self.note(test, have)
-                ends = [self.walk(body, have), self.walk(orelse, have)]
+                ends = [
+                    self.walk(*each)
+                    for each in zip((body, orelse), self.asked(test, have), strict=True)
+                ]
                 known = [end for end in ends if end is not None]
                 return frozenset.intersection(*known) if known else None
             case ast.For() | ast.While():  # it may not run at all, and its breaks are its own
-                self.note(node.iter if isinstance(node, ast.For) else node.test, have)
+                if isinstance(node, ast.For):
+                    into = out = self.value(node.iter, have)
+                else:
+                    into, out = self.asked(node.test, have)
                 inner = _Paths()
-                inner.walk(node.body, have.union(*map(bound_names, _targets(node))))
+                inner.walk(node.body, into.union(*map(bound_names, _targets(node))))
                 self.read |= inner.read
-                self.walk(node.orelse, have)  # whose breaks are not
+                self.reads += inner.reads
+                self.walk(node.orelse, out)  # whose breaks are not
                 return have | names_after(node)
-            case ast.Assign() | ast.AnnAssign() | ast.AugAssign() | ast.Expr():
-                self.note(node, have)
-                return have.union(bound_names(node))
+            case ast.Assert(test=test):
+                return self.asked(test, have)[0]
+            case ast.Assign(targets=targets, value=value):
+                have = self.value(value, have)
+                for target in targets:
+                    self.note(target, have)
+                return have.union(*map(bound_names, targets))
+            case ast.AnnAssign(target=target, value=value) if value is not None:
+                have = self.value(value, have)
+                self.note(target, have)
+                return have.union(bound_names(target))
+            case ast.AugAssign(target=target, value=value):
+                if isinstance(target, ast.Name) and target.id not in have:
+                    self.read.add(target.id)
+                self.note(target, have)
+                return self.value(value, have).union(bound_names(target))
+            case ast.Expr(value=value):
+                return self.value(value, have)
             case _:
                 self.note(node, have)
                 return have
 
-    def asked(self, test: ast.expr, have: frozenset[str]) -> frozenset[str]:
-        """What is assigned once ``test`` has been evaluated, whatever it gives."""
+    def asked(self, test: ast.expr, have: frozenset[str]) -> _Ends:
+        """What is assigned where ``test`` has given true, and where it has given false."""
         match test:
-            case ast.NamedExpr(target=target, value=value):
-                return self.asked(value, have) | {target.id}
-            case ast.BoolOp(values=[first, *rest]):
-                after = have = self.asked(first, have)
-                for value in rest:  # of which none may be evaluated
-                    have = self.asked(value, have)
-                return after
-            case ast.Compare(left=left, comparators=[right]):
-                return self.asked(right, self.asked(left, have))
-            case ast.UnaryOp(operand=operand):
-                return self.asked(operand, have)
-            case ast.BinOp(left=left, right=right):
-                return self.asked(right, self.asked(left, have))
+            case ast.BoolOp(op=op, values=values):
+                conjunction, others = isinstance(op, ast.And), list[frozenset[str]]()
+                for value in values:
+                    yes, no = self.asked(value, have)
+                    have, other = (yes, no) if conjunction else (no, yes)
+                    others.append(other)
+                left = frozenset.intersection(*others)
+                return (have, left) if conjunction else (left, have)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                yes, no = self.asked(operand, have)
+                return no, yes
+            case ast.Compare(left=left, comparators=[right, *others]):
+                early = have = self.value(right, self.value(left, have))
+                for other in others:  # which are evaluated where what stands before them holds
+                    have = self.value(other, have)
+                return have, early
+            case ast.IfExp(test=inner, body=body, orelse=orelse):
+                ways = zip((body, orelse), self.asked(inner, have), strict=True)
+                (a, b), (c, d) = (self.asked(*way) for way in ways)
+                return a & c, b & d
             case _:
-                self.note(test, have)
+                have = self.value(test, have)
+                return have, have
+
+    def value(self, node: ast.AST, have: frozenset[str]) -> frozenset[str]:
+        """What is assigned once the expression ``node`` has been evaluated."""
+        if not any(isinstance(n, ast.NamedExpr) for n in ast.walk(node)):
+            self.note(node, have)
+            return have
+        match node:
+            case ast.NamedExpr(target=target, value=value):
+                return self.value(value, have) | {target.id}
+            case ast.BoolOp() | ast.Compare() | ast.IfExp() | ast.UnaryOp(op=ast.Not()):
+                yes, no = self.asked(node, have)
+                return yes & no
+            case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+                have = self.value(node.generators[0].iter, have)
+                self.note(node, have.union(bound_names(node)))  # it may have no item
+                return have
+            case ast.Lambda():
+                self.note(node, have)
+                return have
+            case _:
+                for child in ast.iter_child_nodes(node):
+                    have = self.value(child, have)
                 return have
 
     def note(self, node: ast.AST, have: frozenset[str]) -> None:
         for child in ast.walk(node):
-            match child:
-                case ast.Name(id=name, ctx=ast.Load()) if name not in have:
-                    self.read.add(name)
-                case ast.AugAssign(target=ast.Name(id=name)) if name not in have:
-                    self.read.add(name)
-                case _:
-                    pass
+            if (
+                isinstance(child, ast.Name) and isinstance(child.ctx, ast.Load)
+                and child.id not in have
+            ):  # fmt: skip
+                self.read.add(child.id)
+                self.reads.append(child)

@@ -171,6 +171,7 @@ def assigned(
         for region, x, values in zip(op.regions, sides, yields, strict=True):
             with cx.builder.at(region):
                 if x is None or isinstance(x, Unbound):
+                    cx.frame.skipped.add(name)
                     values += [cx.builder.constant(0, t) for t in types]
                 else:
                     values += flatten(cx.coerce(x, kinds[-1], span))

@@ -20,6 +20,7 @@ from weft.frontend import (
     sequences,
 )
 from weft.frontend.context import EXPRESSIONS, Lowering
+from weft.frontend.growing import CHANGING
 from weft.frontend.kinds import (
     Operand,
     Scalar,
@@ -42,11 +43,26 @@ _ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator
 def compare(cx: Lowering, node: ast.Compare) -> Operand:
     span = cx.span(node)
     left = cx.expression(node.left)
-    result: Operand = Static(True)
     if len(node.ops) > 1 and rows.is_row(left):
         raise KernelTypeError("a chain of comparisons of rows", span,
                               help="write (a < x) & (x < b)")  # fmt: skip
-    for op, right_node in zip(node.ops, node.comparators, strict=True):
+    return _chain(cx, node, 0, left)
+
+
+def _chain(cx: Lowering, node: ast.Compare, first: int, left: Operand) -> Operand:
+    """The comparisons from number ``first`` on, of ``left`` with what follows."""
+    span = cx.span(node)
+    result: Operand = Static(True)
+    for k in range(first, len(node.ops)):
+        op, right_node = node.ops[k], node.comparators[k]
+        if k > first and isinstance(result, Scalar) and _waits(node, k):
+            condition = Scalar(cx.scalars.truth(result, span), "bool")
+
+            def rest(at: int = k, before: Operand = left) -> Operand:
+                return _chain(cx, node, at, before)
+
+            parts = node.comparators[k:]
+            return expressions.choose(cx, condition, rest, lambda: Static(False), span, parts)
         if isinstance(right_node, ast.Set) and isinstance(op, ast.In | ast.NotIn):
             right = collections.written(cx, right_node)
         else:
@@ -54,6 +70,40 @@ def compare(cx: Lowering, node: ast.Compare) -> Operand:
         result = aggregates.both(cx, result, _comparison(cx, op, left, right, span), span)
         left = right
     return result
+
+
+_PLAIN = ("len", "min", "max", "abs", "int", "float", "bool", "round", "sum")
+
+
+def _waits(node: ast.Compare, k: int) -> bool:
+    """Whether the operand behind comparison ``k`` of a chain must not be evaluated where an earlier
+    one fails: it changes something, or the names that were compared are its subscripts."""
+    compared = {
+        name for operand in (node.left, *node.comparators[:k]) for name in _outside(operand)
+    }
+    for part in ast.walk(node.comparators[k]):
+        match part:
+            case ast.NamedExpr():
+                return True
+            case ast.Call(func=ast.Name(id=name)) if name not in _PLAIN:
+                return True
+            case ast.Call(func=ast.Attribute(attr=name)) if name in CHANGING:
+                return True
+            case ast.Subscript(slice=index):
+                if compared & {n.id for n in ast.walk(index) if isinstance(n, ast.Name)}:
+                    return True
+            case _:
+                pass
+    return False
+
+
+def _outside(node: ast.expr) -> set[str]:
+    """The names in ``node`` that are not in a subscript, nor are subscripted."""
+    if isinstance(node, ast.Subscript):
+        return set()
+    own = {node.id} if isinstance(node, ast.Name) else set[str]()
+    inside = (c for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr))
+    return own.union(*map(_outside, inside))
 
 
 def _comparison(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span: Span) -> Operand:

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import field
 from typing import TypeVar
 
-from weft.frontend.certain import names_after
+from weft.frontend.certain import mark_skipped, names_after
 from weft.frontend.matching import without_match
 from weft.frontend.names import own_nodes
 from weft.values import mutable
@@ -42,7 +42,9 @@ class _Loop:
 def desugar_body(body: list[ast.stmt]) -> list[ast.stmt]:
     """The body of a device loop's iteration: ``continue`` ends the iteration."""
     scope = _Loop()
-    statements = _statements(without_match(body), scope, None)
+    body = without_match(body)
+    mark_skipped(body)
+    statements = _statements(body, scope, None)
     return _with_flags(statements, scope)
 
 
@@ -53,6 +55,7 @@ def desugar_function(
     there is no such name. ``valued``: whether anything asks for it. ``read_after``: names that are
     read after the body."""
     body = without_match(body, read_after)
+    mark_skipped(body)
     valued = valued and any(not _nothing(node.value) for node in returns(body))
     function = _Loop(in_loop=False, valued=valued)
     if valued and not _always(body):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import aggregates, complexes, uncallable
+from weft.frontend import aggregates, complexes, from_end, uncallable
 from weft.frontend.context import Lowering, wrong_subscripts
 from weft.frontend.kinds import (
     STORAGE,
@@ -154,6 +154,10 @@ def subscript_of(cx: Lowering, tensor: Tensor, axis: int, item: Operand, span: S
         value = b.op("arith.addi", end, b.constant(item.value, ir.index))
     else:
         value = cx.scalars.index(cx.read_scalar(item, span), span)
+        if (tensor.local or tensor.backing or inner >= 0) and isinstance(item, Scalar):
+            value = from_end.index(
+                cx, value, lambda: cx.scalars.index(extent(cx, tensor, axis), span)
+            )
     return _checked(cx, tensor, axis, value, span)
 
 

@@ -16,6 +16,7 @@ from weft.frontend import (
     choices,
     complexes,
     elements,
+    from_end,
     growing,
     list_methods,
     lists,
@@ -195,6 +196,7 @@ def _constant(cx: Lowering, node: ast.Constant) -> Operand:
 
 
 def _name(cx: Lowering, node: ast.Name) -> Operand:
+    cx.frame.check_assigned(node)
     found = cx.frame.lookup(node.id, cx.span(node), cx.guards)
     if isinstance(found, Row | Tup):
         rows.used(cx, found, node.id, cx.span(node))
@@ -317,6 +319,7 @@ def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
                 found = items[position.value]
                 held = isinstance(found, Static) and isinstance(found.value, torch.Tensor)
                 return cx.reached("item", found) if held else found
+            position = from_end.position(cx, position, len(items), span)
             if isinstance(position, Scalar) and aggregates.are_alike(items):
                 return aggregates.pick(cx, items, position, node.value, span)
             if isinstance(position, Scalar) and tuple_lists.are_alike(items):

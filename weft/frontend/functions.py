@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -194,6 +195,22 @@ def _exact_remainder(cx: Lowering, a: list[Operand], span: Span) -> Operand:
     return remainder(cx, a, span)
 
 
+def _float_power(cx: Lowering, a: list[Operand], span: Span) -> Operand:
+    """Python's ``math.pow``: of floats, where the root of -0.0 is 0 and that of -inf is not NaN."""
+    s = cx.scalars
+    base, exponent = (s.cast(v, "float", span) if is_int(s.number(v, span)) and
+                      not isinstance(v, Static) else v for v in a)  # fmt: skip
+    if isinstance(base, Static) and isinstance(exponent, Static):
+        return s.binary("**", base, Static(float(exponent.value)), span)
+    found = s.binary("**", base, exponent, span)
+    if not isinstance(exponent, Static) or exponent.value not in (0.5, -0.5):
+        return found
+    least = Static(-math.inf)
+    found = s.binary("**", s.binary("+", base, Static(0.0), span), exponent, span)
+    infinite = s.truth(s.compare("==", base, least, span), span)
+    return s.select(infinite, Static(math.inf if exponent.value > 0 else 0.0), found, span)
+
+
 def remainder(cx: Lowering, a: list[Operand], span: Span) -> Operand:
     """C's, with the sign of the dividend."""
     s = cx.scalars
@@ -268,6 +285,7 @@ FUNCTIONS: dict[str, Handler] = {
     "reciprocal": _each(lambda cx, a, span: cx.scalars.binary("/", Static(1.0), a[0], span)),
     "relu": _each(_relu),
     "pow": _operator("**"), "mod": _operator("%"), "floordiv": _operator("//"),
+    "pow_float": _each(_float_power),
     "add": _operator("+"), "sub": _operator("-"), "mul": _operator("*"), "truediv": _operator("/"),
     "and": _operator("&"), "or": _operator("|"), "xor": _operator("^"),
     "lt": _comparison("<"), "le": _comparison("<="), "eq": _comparison("=="),

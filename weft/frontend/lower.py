@@ -22,6 +22,7 @@ from weft.frontend import (
     complexes,
     draws,
     expressions,
+    from_end,
     generators,
     growing,
     iterators,
@@ -175,6 +176,7 @@ def _run(cx: Lowering) -> Lowered:
     _device_attributes(cx)
     results = _parallel(cx, node, function)
     cx.builder.do("func.return")
+    from_end.settle(cx, function)
     draws.number(function, cx.draws)
     if not cx.widened:
         rows.check_order(cx, function)

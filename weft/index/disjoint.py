@@ -14,8 +14,10 @@ from weft.index.expression import (
     ONE,
     Atom,
     Dim,
+    Floor,
     Monomial,
     Poly,
+    atom,
     divide,
     evaluate,
     extreme,
@@ -128,6 +130,8 @@ def provably_disjoint(a: Access, b: Access) -> bool:
         return True
     equal = {x for x, y in pairs if x == y}
     indices = {loop.iv for loop in (*a.loops, *b.loops)}
+    for poly in [*equal]:
+        equal.update(_divided(poly, a, indices))
     fixed: set[Atom] = set()
     for loop in a.loops:
         if _single(loop.lower, loop.upper, fixed, indices):
@@ -142,6 +146,22 @@ def provably_disjoint(a: Access, b: Access) -> bool:
             return True
         if len(fixed) == before:
             return False
+
+
+def _divided(poly: Poly, access: Access, indices: set[Value]) -> tuple[Poly, ...]:
+    """What is equal, too, where ``poly`` is: of ``(i + k) % n`` with at most ``n`` values of ``i``
+    that is ``i``. Of others nothing."""
+    for a in poly.atoms():
+        if not isinstance(a, Floor) or poly != a.numerator - atom(a) * a.divisor:
+            continue
+        own = {m: f for m, f in a.numerator.terms.items() if any(varies(x, indices) for x in m)}
+        part = Poly(own)  # all else is the same in all iterations
+        low, high = (extreme(part, access.ranges(), upwards=up) for up in (False, True))
+        if low is None or high is None or any(varies(x, indices) for x in a.divisor.atoms()):
+            continue
+        if nonnegative(a.divisor - ONE - high + low):  # they differ by less than the divisor
+            return split(part, access)[1]
+    return ()
 
 
 def _single(lower: Poly | None, upper: Poly | None, fixed: set[Atom], indices: set[Value]) -> bool:

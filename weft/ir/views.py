@@ -264,6 +264,14 @@ def subscripted(op: Op, subscripts: Sequence[Value]) -> None:
     op.operands[place:place] = subscripts
 
 
+class Assert(View):
+    """``weft.assert``."""
+
+    __slots__ = ()
+
+    condition = _Operand(0)
+
+
 class CheckRace(View):
     """``weft.check_race``."""
 

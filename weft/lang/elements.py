@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dis
+import itertools
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Self
 
 from weft.errors import KernelTypeError
@@ -98,6 +101,30 @@ def is_named(value: Any) -> bool:
     while frame is not None and frame.f_globals.get("__name__", "").startswith("weft.lang."):
         frame = frame.f_back
     return frame is not None and any(v is value for v in frame.f_locals.values())
+
+
+def from_statement() -> bool:
+    """Whether the ``__iter__`` that calls this was called by a ``for`` statement, which goes over a
+    tensor's indices in a kernel. All else (``sum(x)``, ``zip``, a comprehension) takes items."""
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame.f_code.co_name == "__iter__" and frame.f_back is not None:
+        frame = frame.f_back
+    return _begins_loop(frame.f_code, frame.f_lasti)
+
+
+def _begins_loop(code: CodeType, at: int) -> bool:
+    """Whether the instruction at ``at`` makes the iterator of a ``for`` statement."""
+    if code.co_name.startswith("<") and code.co_name != "<module>":
+        return False  # a comprehension or a generator that has a frame of its own
+    steps = list(dis.get_instructions(code))
+    inlined = 0  # where a comprehension ends whose text stands in the function's (from 3.12 on)
+    for k, (step, following) in enumerate(itertools.pairwise(steps)):
+        if step.opname == "LOAD_FAST_AND_CLEAR" and step.offset >= inlined:
+            inlined = next((s.argval for s in steps[k:] if s.opname == "FOR_ITER"), 0)
+        if step.offset == at:
+            loops = step.opname == "GET_ITER" and following.opname == "FOR_ITER"
+            return loops and at >= inlined
+    return False
 
 
 def _is_foreign(other: Any) -> bool:

@@ -34,7 +34,7 @@ from weft.lang.dtypes import (
     tensor_of,
     to_numpy,
 )
-from weft.lang.elements import Elementwise
+from weft.lang.elements import Elementwise, from_statement
 from weft.values import frozen
 
 
@@ -87,9 +87,11 @@ def _size(shape: Sequence[int]) -> str:
 
 
 class Array(torch.Tensor):
-    """A tensor whose elements are values and which iterates over its indices, as in a kernel."""
+    """A tensor whose elements are values, and over whose indices a ``for`` statement goes, as in a
+    kernel."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
+    element: Any = None  # the VectorType or MatrixType of a field of these, or a Placed
     row: bool = False  # a part of a tensor, or computed in a loop: iterates over its elements
 
     def __getitem__(self, index: Any) -> Any:
@@ -161,7 +163,14 @@ class Array(torch.Tensor):
         return before
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # pyright: ignore
-        return (self[k] for k in range(len(self))) if self.row else indices(self)
+        return self._items() if self.row or not from_statement() else indices(self)
+
+    def _items(self) -> Iterator[Any]:
+        """The elements, or rows, as ``sum(x)`` and comprehensions take them."""
+        if self.dim() == 0:
+            raise TypeError("iteration over a 0-d tensor")
+        begin = next(iter(getattr(self.element, "offset", ())), 0)
+        return (self[begin + k] for k in range(len(self)))
 
     def __repr__(self) -> str:  # type: ignore[override]  # pyright: ignore
         with quietly():
@@ -231,7 +240,6 @@ class Field(Array):
     Subscripts of a field with an offset begin there; a slice of it would have none, and is refused.
     """
 
-    element: Any = None  # the VectorType or MatrixType of a field of these, or a Placed
     defaults: ClassVar[Defaults] = Defaults()  # as ``weft.init`` says
     needs_grad = False  # whether it was made with a gradient, which is 0 at first
     ungraded: tuple[str, str] | None = None  # why its gradient is not known, and a way out

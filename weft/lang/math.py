@@ -203,7 +203,10 @@ def copysign(x: Any, y: Any) -> Any:
 
 
 def pow(x: Any, y: Any) -> Any:
-    """``x ** y``. Integers to a negative power are an error, as in torch."""
+    """``x ** y``. Integers to a negative power are an error, as in torch, and an element to the
+    power of a half is its root."""
+    if isinstance(x, torch.Tensor) and isinstance(y, float) and abs(y) == 0.5:
+        return _binary(lambda a, _: torch.pow(a, y), x, y)
     return _binary(torch.pow, x, y)
 
 

@@ -11,7 +11,8 @@ thing:
 * ``min`` and ``max`` are variadic and of Python's order (the first argument wins where comparison
   is false); ``minimum`` and ``maximum`` are NaN where an argument is; ``fmin``, ``fmax`` are not;
 * ``mod`` has the sign of the divisor (Python's ``%``), ``fmod`` that of the dividend (C's);
-  ``fmod_exact`` is Python's ``math.fmod``, where no int takes the dtype of an element.
+  ``fmod_exact`` is Python's ``math.fmod``, where no int takes the dtype of an element;
+* ``pow`` is ``**``, ``pow_float`` Python's ``math.pow``, which gives a float.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ UNARY = (
 )  # fmt: skip
 BINARY = (
     "pow", "atan2", "copysign", "mod", "fmod", "fmod_exact", "hypot", "fmin", "fmax", "step",
-    "floordiv",
+    "floordiv", "pow_float",
     "add", "sub", "mul", "truediv", "divmod",
     "lt", "le", "gt", "ge", "eq", "ne", "logical_and", "logical_or", "and", "or", "xor",
 )  # fmt: skip
@@ -164,7 +165,7 @@ BUILTINS.update({
     python_math.floor: "floor_int", python_math.ceil: "ceil_int", python_math.trunc: "trunc_int",
     builtins.round: "round_int", torch.fix: "trunc", torch.frexp: "frexp",
     python_math.frexp: "frexp", python_math.fabs: "abs",
-    python_math.fmod: "fmod_exact",
+    python_math.fmod: "fmod_exact", python_math.pow: "pow_float",
     torch.absolute: "abs", math.min: "minimum", torch.minimum: "minimum", math.max: "maximum",
     torch.maximum: "maximum", torch.remainder: "mod", torch.where: "select",
     torch.deg2rad: "radians", torch.rad2deg: "degrees", torch.arcsin: "asin",

@@ -280,6 +280,12 @@ class Watched(Field):
     def __setitem__(self, index: Any, value: Any) -> None:
         self.assign(index, value, here(1))
 
+    def _items(self) -> Iterator[Any]:
+        if not self.extents:
+            raise TypeError("iteration over a 0-d tensor")
+        begin = self.offset[0] if self.offset else 0
+        return (self.read(begin + k, outside()) for k in range(self.extents[0]))
+
     def assign(self, index: Any, value: Any, place: Place) -> None:
         """``self[index] = value``, at ``place``."""
         parts = self._parts(index)

@@ -22,6 +22,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+from weft.errors import GradientError
 from weft.frontend.names import Scope, bound_names, root_name
 from weft.frontend.parameters import Parameter
 from weft.frontend.split import HostPart, Region, RegionArg, Returned
@@ -34,6 +35,7 @@ from weft.pytorch.members import members_of
 from weft.pytorch.operator import Operator
 from weft.pytorch.recipe import Fresh, Made, Place, Recipe, captured, cells_of
 from weft.runtime.launch import KernelLike, Launcher, gradient_error
+from weft.runtime.overlap import share_elements
 from weft.source import FunctionSource
 
 OLDEST = "2.13"  # the oldest torch whose Dynamo was seen to trace host parts
@@ -139,8 +141,8 @@ def _is_torchs(call: ast.Call, scope: Scope, known: set[str]) -> bool:
 
 def _is_separate(region: Region, scope: Scope, recorded: bool) -> bool:
     """Whether all that the loop writes to was made by the host part (or is an argument, if
-    ``recorded``), which knows it by one name, and all that it takes from around the kernel are
-    plain values."""
+    ``recorded``), which knows it by one name, no two of them views of one memory, and all that it
+    takes from around the kernel are plain values."""
     if any(a.read and not _is_key(a) for a in region.args):
         return False
     captured = [scope.resolve(a.expr) for a in region.args if a.captured and not a.read]
@@ -150,7 +152,7 @@ def _is_separate(region: Region, scope: Scope, recorded: bool) -> bool:
     if not all(
         (a.fresh or (recorded and a.parameter is not None)) and isinstance(a.expr, ast.Name)
         for a in stored
-    ):
+    ) or not region.order.apart([a.name for a in stored]):
         return False
     return region.order.written(region.node, [a.name for a in region.args]) == {*region.stored}
 
@@ -175,6 +177,22 @@ copied.register_fake(torch.clone)
 copied.register_autograd(lambda ctx, grad: grad)
 
 
+# What is said where a gradient is asked for and arguments are views of one memory.
+_SHARED = ("memory that the loop writes is also read or written through another argument, and a "
+           "gradient is asked for", "pass a copy: x.clone()")  # fmt: skip
+_SEVERAL = ("the loop writes to several tensors, and one of them is a view: torch cannot follow "
+            "that", "write each in a loop of its own, or write to whole tensors")  # fmt: skip
+
+
+def _in_common(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether they are views of one tensor that have an element in common. Dynamo traces this."""
+    first = one if one._base is None else one._base
+    if (other if other._base is None else other._base) is not first:
+        return False
+    a, b = ((list(t.size()), list(t.stride()), t.storage_offset()) for t in (one, other))
+    return share_elements(*a, *b)
+
+
 class TracedLoop:
     """A device loop while the host part is traced: called as a launcher is."""
 
@@ -182,6 +200,10 @@ class TracedLoop:
         kernel = operators.kernel
         written = ", ".join(region.args[k].name for k in region.stored)
         self.no_gradient = str(gradient_error(written, region.span))
+        self.span = region.span
+        self.shared, self.several = (
+            str(GradientError(text, region.span, help=help)) for text, help in (_SHARED, _SEVERAL)
+        )
         made = tuple(k for k in region.stored if _is_made(kernel, region, k))
         others = tuple(k for k in region.stored if k not in made)
         # For each argument a letter: Dynamo may take the numbers of an object for symbols.
@@ -232,6 +254,7 @@ class TracedLoop:
             elif isinstance(value, complex):
                 wanted = True
         operators = self.recorded if wanted else self.plain
+        self._check_apart(args, operators.given)
         values: list[Any] = []
         for value, role, back in zip(args, self.roles, operators.given, strict=True):
             if role == "m":
@@ -248,6 +271,25 @@ class TracedLoop:
             if role == "r":
                 value.copy_(outs.pop(0))
         return tuple(outs) if len(outs) > 1 else outs[0] if outs else None
+
+    def _check_apart(self, args: Sequence[Any], given: str) -> None:
+        """Refuses what copies back to arguments would lose. Dynamo traces this."""
+        traced = torch.compiler.is_dynamo_compiling()
+        for k, value in enumerate(args):
+            if given[k] != "r" or not isinstance(value, torch.Tensor):
+                continue
+            if value._base is not None and given.count("r") > 1:
+                if traced:
+                    raise TypeError(self.several)
+                raise GradientError(_SEVERAL[0], self.span, help=_SEVERAL[1])
+            for j, other in enumerate(args):
+                if j == k or self.roles[j] == "c":  # which Dynamo must not look at
+                    continue
+                for v in other if isinstance(other, list | tuple) else (other,):
+                    if isinstance(v, torch.Tensor) and _in_common(value, v):
+                        if traced:
+                            raise TypeError(self.shared)
+                        raise GradientError(_SHARED[0], self.span, help=_SHARED[1])
 
     def named(self, code: str) -> list[Any]:
         """The operator whose name has this text between that of the loop and its hash; none where

@@ -200,6 +200,21 @@ def any_shared(args: Sequence[Any], pairs: Pairs) -> bool:
     )
 
 
+def share_elements(
+    shape: Sequence[int], strides: Sequence[int], begin: int,
+    others: Sequence[int], their_strides: Sequence[int], there: int,
+) -> bool:  # fmt: skip
+    """Whether two views of one tensor, with these sizes, strides and offsets, have an element in
+    common: a constant to Dynamo."""
+    from weft.index.aliasing import View, share_memory  # likewise
+
+    one = View(tuple(shape), tuple(strides), begin, 1)
+    return share_memory(one, View(tuple(others), tuple(their_strides), there, 1))
+
+
+share_elements._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def meets_itself(tensor: torch.Tensor) -> bool:
     """Whether two indices are one place in memory. None are where each stride steps over all that
     the smaller ones reach."""

@@ -35,7 +35,7 @@ from weft.pytorch.members import members_of
 from weft.pytorch.operator import Operator
 from weft.pytorch.recipe import Fresh, Made, Place, Recipe, captured, cells_of
 from weft.runtime.launch import KernelLike, Launcher, gradient_error
-from weft.runtime.overlap import share_elements
+from weft.runtime.overlap import fakes_share
 from weft.source import FunctionSource
 
 OLDEST = "2.13"  # the oldest torch whose Dynamo was seen to trace host parts
@@ -165,18 +165,6 @@ def _is_key(arg: RegionArg) -> bool:
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 
 
-@torch.library.custom_op("weft_graphs::copied", mutates_args=())
-def copied(x: torch.Tensor) -> torch.Tensor:
-    """A copy of what a loop writes to, which its gradient may need. A compiled graph would make one
-    by ``clone`` again in the backward pass, of what an argument holds by then. Not for transforms
-    and tangents: it has none."""
-    return x.clone()
-
-
-copied.register_fake(torch.clone)
-copied.register_autograd(lambda ctx, grad: grad)
-
-
 # What is said where a gradient is asked for and arguments are views of one memory.
 _SHARED = ("memory that the loop writes is also read or written through another argument, and a "
            "gradient is asked for", "pass a copy: x.clone()")  # fmt: skip
@@ -184,13 +172,35 @@ _SEVERAL = ("the loop writes to several tensors, and one of them is a view: torc
             "that", "write each in a loop of its own, or write to whole tensors")  # fmt: skip
 
 
+@torch.library.custom_op("weft_graphs::copied", mutates_args=())
+def copied(x: torch.Tensor, beside: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A copy of what a loop writes to, which its gradient may need. A compiled graph would make one
+    by ``clone`` again in the backward pass, of what an argument holds by then. Not for transforms
+    and tangents: it has none. ``beside``: the loop's other tensors, which are to be apart from
+    it."""
+    return x.clone()
+
+
+@copied.register_fake
+def _(x: torch.Tensor, beside: Sequence[torch.Tensor]) -> torch.Tensor:
+    if any(fakes_share(x, other) for other in beside):
+        raise GradientError(_SHARED[0], None, help=_SHARED[1])
+    return x.clone()
+
+
+copied.register_autograd(
+    lambda ctx, grad: (grad, [None] * ctx.beside),
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "beside", len(inputs[1])),
+)
+
+
 def _in_common(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether they are views of one tensor that have an element in common. Dynamo traces this."""
+    """Whether they may be views of one tensor that have an element in common. Dynamo traces this,
+    which knows no offsets."""
     first = one if one._base is None else one._base
     if (other if other._base is None else other._base) is not first:
         return False
-    a, b = ((list(t.size()), list(t.stride()), t.storage_offset()) for t in (one, other))
-    return share_elements(*a, *b)
+    return torch.compiler.is_dynamo_compiling() or fakes_share(one, other)
 
 
 class TracedLoop:
@@ -254,15 +264,22 @@ class TracedLoop:
             elif isinstance(value, complex):
                 wanted = True
         operators = self.recorded if wanted else self.plain
-        self._check_apart(args, operators.given)
+        tensors = [[v for v in (value if isinstance(value, list | tuple) else (value,))
+                    if isinstance(v, torch.Tensor)] if role != "c" else []
+                   for value, role in zip(args, self.roles, strict=True)]  # fmt: skip
+        self._check_apart(tensors, operators.given, inside)
         values: list[Any] = []
-        for value, role, back in zip(args, self.roles, operators.given, strict=True):
+        for k, (value, role) in enumerate(zip(args, self.roles, strict=True)):
+            back = operators.given[k]
             if role == "m":
                 values += [list(value.size()), list(value.stride()), value.dtype, value.device]
             elif back == "r" and not isinstance(value, torch.Tensor):
                 raise TypeError(self.no_gradient)  # Dynamo makes no other errors
             elif back == "r":  # it is written to, and saved for a gradient before
-                values.append(copied(value) if role == "w" and not inside else value.clone())
+                beside = [v for j, each in enumerate(tensors) if j != k for v in each]
+                values.append(
+                    copied(value, beside) if role == "w" and not inside else value.clone()
+                )
             elif role != "c":
                 values.append(value)
         found = operators.traced(tuple(values), {})
@@ -272,24 +289,25 @@ class TracedLoop:
                 value.copy_(outs.pop(0))
         return tuple(outs) if len(outs) > 1 else outs[0] if outs else None
 
-    def _check_apart(self, args: Sequence[Any], given: str) -> None:
-        """Refuses what copies back to arguments would lose. Dynamo traces this."""
+    def _check_apart(
+        self, tensors: Sequence[Sequence[torch.Tensor]], given: str, inside: bool
+    ) -> None:  # fmt: skip
+        """Refuses what copies back to arguments would lose. Dynamo traces this: of tensors that
+        are of no transform, ``copied`` knows more."""
         traced = torch.compiler.is_dynamo_compiling()
-        for k, value in enumerate(args):
-            if given[k] != "r" or not isinstance(value, torch.Tensor):
+        for k, own in enumerate(tensors):
+            if given[k] != "r":
                 continue
-            if value._base is not None and given.count("r") > 1:
-                if traced:
-                    raise TypeError(self.several)
-                raise GradientError(_SEVERAL[0], self.span, help=_SEVERAL[1])
-            for j, other in enumerate(args):
-                if j == k or self.roles[j] == "c":  # which Dynamo must not look at
-                    continue
-                for v in other if isinstance(other, list | tuple) else (other,):
-                    if isinstance(v, torch.Tensor) and _in_common(value, v):
-                        if traced:
-                            raise TypeError(self.shared)
-                        raise GradientError(_SHARED[0], self.span, help=_SHARED[1])
+            for value in own:
+                if value._base is not None and given.count("r") > 1:
+                    if traced:
+                        raise TypeError(self.several)
+                    raise GradientError(_SEVERAL[0], self.span, help=_SEVERAL[1])
+                others = [v for j, each in enumerate(tensors) if j != k for v in each]
+                if (inside or not traced) and any(_in_common(value, v) for v in others):
+                    if traced:
+                        raise TypeError(self.shared)
+                    raise GradientError(_SHARED[0], self.span, help=_SHARED[1])
 
     def named(self, code: str) -> list[Any]:
         """The operator whose name has this text between that of the loop and its hash; none where

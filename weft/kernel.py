@@ -467,7 +467,6 @@ class Kernel(Definition):
         special = self._checked or self._convert or self.tuning or self.options.interpret
         operators.followed = not (special or self.implementations)
         operators.loops = traced_loops(operators) if operators.followed else ()
-        operators.fills = any(loop.plain is not loop.recorded for loop in operators.loops)
         if not (special or operators.loops) and self.mutated:
             operators.recorded = traced_loops(operators, recorded=True)
         return operators

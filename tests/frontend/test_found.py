@@ -239,6 +239,28 @@ def test_numpy_scalars_are_numbers() -> None:
             assert x.tolist() == [2.5, 2.5, 1.0]
 
 
+def test_numpy_scalars_in_lists_and_dicts_are_numbers() -> None:
+    """They were objects there: "this must be a scalar, and is a float32"."""
+    table = {"a": np.float32(1.5), "n": np.int64(2)}
+    several = [np.float16(0.5), np.int16(2), np.bool_(True)]
+
+    @weft.kernel
+    def f(x, given):
+        for i in range(x.shape[0]):
+            x[i] = x[i] * table["a"] + given[0]
+            if several[2]:
+                for v in several[:2]:
+                    x[i] += v
+            for j in weft.static(range(several[1])):
+                x[i] += j
+
+    for a in (1.5, np.float32(2.5), np.float64(0.25)):
+        table["a"] = a
+        x = torch.ones(2)
+        f(x, [np.float32(3.0)])
+        assert x.tolist() == [float(a) + 6.5] * 2
+
+
 def test_constant_dicts_strings_and_characters() -> None:
     @weft.kernel
     def upper(text, mode):

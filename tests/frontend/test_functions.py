@@ -554,3 +554,42 @@ def test_a_graph_does_not_drop_a_kernel_that_returns_nothing(device):
 
     with pytest.raises(weft.KernelAssertionError):
         asserted()
+
+
+@weft.kernel
+def multiple(v, by=2.0):
+    return v * by
+
+
+@weft.kernel
+def copied(x):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i]
+    return out
+
+
+def through(v):
+    return multiple(v) + multiple(v, by=3.0)
+
+
+def test_a_kernel_that_a_loop_calls_is_inlined_as_any_function() -> None:
+    """It was an object that can be called, whose `__call__` is weft's own: "`try` cannot be
+    compiled", at a line of weft."""
+
+    @weft.kernel
+    def calls(x):
+        for i in range(x.shape[0]):
+            x[i] = multiple(x[i], 5.0) + through(x[i])
+
+    @weft.kernel
+    def whole_tensors(x):
+        for i in range(x.shape[0]):
+            x[i] = copied(x)[i]
+
+    x = torch.ones(3)
+    calls(x)
+    assert x.tolist() == [10.0] * 3
+    with pytest.raises(KernelTypeError, match=r"`torch\.empty_like` cannot be called") as caught:
+        whole_tensors(x)
+    assert "out = torch.empty_like(x)" in str(caught.value)

@@ -18,6 +18,7 @@ import weft
 from tests import processes
 from tests.pytorch.test_ambient import drop
 from tests.pytorch.test_boxed import by_python
+from weft.errors import GradientError
 from weft.pytorch.hosted import OLDEST, copied
 from weft.runtime import stable
 
@@ -321,6 +322,62 @@ def test_a_leaf_that_is_written_is_an_error_as_in_eager_mode():
     call = torch.compile(add_squares, fullgraph=True, backend="aot_eager")
     with pytest.raises(RuntimeError, match="a leaf Variable that requires grad is being used in"):
         call(leaf(3), leaf(3))
+
+
+@weft.kernel
+def rows_of_one(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros(2, x.shape[0], dtype=x.dtype)
+    top = out[0]
+    for i in range(x.shape[0]):
+        top[i] = x[i]
+        out[1, i] = x[i] * x[i]
+    return out
+
+
+@weft.kernel
+def to_both(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        a[i] = x[i]
+        b[1, i] = x[i] * x[i]
+
+
+@weft.kernel
+def onwards(x: torch.Tensor, a: torch.Tensor, w: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        a[i] = x[i] + w[i]
+
+
+def test_copies_for_a_gradient_do_not_undo_each_other():
+    """A graph copied back what a loop had written through each name of one memory: the last copy
+    had the other's elements as they were before, and nothing was said."""
+    torch._dynamo.reset()
+    x = leaf(3)
+    expected = torch.stack([x, x * x]).detach()
+    out = torch.compile(rows_of_one, backend="aot_eager")(x)
+    torch.testing.assert_close(out.detach(), expected)
+
+    def whole_and_row(x):
+        y = x.new_zeros(2, 3)
+        to_both(x, y[0], y)
+        return y
+
+    def two_rows(x):
+        y = x.new_zeros(3, 3)
+        to_both(x, y[0], y[1:])
+        return y
+
+    def shifted(x):
+        y = x.new_zeros(4)
+        onwards(y[:-1], y[1:], x)
+        return y
+
+    refused = r"through another argument|writes to (2|several) tensors"
+    for f in (whole_and_row, two_rows, shifted):
+        for call in (f, torch.compile(f, backend="aot_eager")):
+            with pytest.raises(RuntimeError, match=refused):  # as GradientError is
+                call(x)
+    with pytest.raises(GradientError, match="writes to several tensors"):
+        torch.func.grad(lambda x: two_rows(x).sum())(x.detach())
 
 
 def test_a_number_that_host_part_and_loop_read_is_looked_up_by_both(monkeypatch):

@@ -1,5 +1,7 @@
 """Transforms of ``torch.func`` that ``torch.compile`` traces."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.func import grad, jacfwd, jacrev, jvp, linearize, vjp, vmap
@@ -103,6 +105,41 @@ def test_a_compiled_batch_of_what_the_host_part_fills():
     for args, dims in (((x, w), (0, None)), ((w, x), (None, 0))):
         torch._dynamo.reset()
         torch.testing.assert_close(compiled(vmap(sums, dims), *args), args[0] * args[1].sin())
+
+
+@pytest.mark.parametrize("form", ["of all samples", "of gradients"])
+def test_a_compiled_batch_of_what_the_host_part_makes_once(form: str):
+    """What it makes of sizes alone is no batch, and the loop's results are: torch's error about a
+    copy in place."""
+
+    @weft.kernel
+    def of_sizes(x: torch.Tensor) -> torch.Tensor:
+        s = x.sin()
+        out = torch.empty(x.shape[0] * 2)
+        for i in range(x.shape[0]):
+            out[i] = s[i]
+            out[i + x.shape[0]] = 2 * x[i]
+        return out
+
+    @weft.kernel
+    def zeros(x: torch.Tensor) -> torch.Tensor:
+        s = x.sin()
+        out = torch.zeros(2 * x.shape[0])
+        for i in range(x.shape[0]):
+            out[i] += s[i]
+            out[i + x.shape[0]] = 2 * x[i]
+        return out
+
+    def expected(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x.sin(), 2 * x])
+
+    def batch(f: Callable[[torch.Tensor], torch.Tensor]):
+        return vmap(f if form == "of all samples" else grad(lambda x: (f(x) ** 2).sum()))
+
+    x = torch.rand(2, 3)
+    for kernel in (of_sizes, zeros):
+        torch._dynamo.reset()
+        torch.testing.assert_close(compiled(batch(kernel), x), batch(expected)(x))
 
 
 @pytest.mark.skipif(

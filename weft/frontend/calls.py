@@ -199,6 +199,15 @@ def _held(made: Static, name: str, place: int | str) -> Static:
 _NO_OBJECTS = (type, types.FunctionType, types.MethodType, torch.nn.Module)
 
 
+def _own_call(target: Any) -> types.FunctionType | None:
+    """The ``__call__`` that an object's class defines in Python; none of another kernel, which
+    is called as its function."""
+    if isinstance(target, _NO_OBJECTS) or adds_nothing(target):
+        return None
+    called = inspect.getattr_static(type(target), "__call__", None)
+    return called if isinstance(called, types.FunctionType) else None
+
+
 def _owner(cx: Lowering, function: ast.expr, method: types.MethodType) -> Static:
     """The object whose method is called, known by where it was found: its tensors are arguments
     that the loop may have already."""
@@ -239,11 +248,10 @@ def _inlined(
                 cx, node, signatures.bind(signatures.FUNCTIONS[name], text, *given, span)
             )
         target = function_table.stands_for(target)
-    called = inspect.getattr_static(type(target), "__call__", None)
-    if isinstance(called, types.FunctionType) and not isinstance(target, _NO_OBJECTS):
+    if (called := _own_call(target)) is not None:
         cx.guards.append(Guard(type(target), "__call__", called))
         receiver = [Static(target, function.key, function.read), *receiver]
-        target = inspect.getattr_static(type(target), "__call__")
+        target = called
     if isinstance(target, types.MethodType):
         receiver = [_owner(cx, node.func, target), *receiver]
         target = target.__func__

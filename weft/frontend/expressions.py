@@ -6,7 +6,6 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 
 from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError, Span
@@ -140,8 +139,6 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
             cx.guards.append(Guard(owner, name, value, where=where))
         if isinstance(value, Elementwise):
             return vector(value)
-        if isinstance(value, np.generic):  # of np.finfo(...)
-            value = value.item()
         if x.key and source:
             return Static(value, (*x.key, name), lambda args: getattr(source(args), name, None))
         return Static(value)

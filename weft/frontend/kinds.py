@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from weft.errors import KernelTypeError
 from weft.ir import types as ir
 from weft.ir.core import Value
@@ -104,6 +106,10 @@ class Static:
     value: Any
     key: tuple[Any, ...] = ()
     read: Callable[[Sequence[Any]], Any] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.value, np.generic):  # a number of NumPy's is one of Python's
+            self.value = self.value.item()
 
 
 class RegionChanged(Exception):
@@ -563,38 +569,32 @@ def article(kind: Kind) -> str:
     return str(kind)
 
 
+_WORDS = {TupleList: "a list of tuples", Items: "what a loop goes over", Range: "a range",
+          Box: "an ndrange", Unbound: "an unbound name"}  # fmt: skip
+
+
 def describe(x: Any) -> str:
     """What an operand is, in words, for messages."""
+    if type(x) in _WORDS:
+        return _WORDS[type(x)]
     if isinstance(x, Tensor):
         rank = f"{x.rank} dimension{'' if x.rank == 1 else 's'}"
         if x.pair and not x.rank:
             return "a complex number"
         return f"a local array of {rank}" if x.local else f"a tensor of {rank}"
-    if isinstance(x, TupleList):
-        return "a list of tuples"
     if isinstance(x, Part):
         return f"a part of the tensor `{x.tensor.name}`"
     if isinstance(x, Row):
         one = "a row of a tensor" if x.view else "a computed row"
         return one if len(x.extents) == 1 else f"rows in {len(x.extents)} dimensions"
-    if isinstance(x, Items):
-        return "what a loop goes over"
     if isinstance(x, Static):
-        if x.value is None:
-            return "None"
+        if x.value is None or isinstance(x.value, str):
+            return "None" if x.value is None else "a string"
         if number_dtype(x.value) or isinstance(x.value, complex):
             return f"the number {x.value!r}"
-        if isinstance(x.value, str):
-            return "a string"
         name = getattr(x.value, "__name__", None)
         return f"`{name}`" if name else f"a {type(x.value).__name__}"
-    if isinstance(x, Range):
-        return "a range"
-    if isinstance(x, Box):
-        return "an ndrange"
     if isinstance(x, Method):
         of = "vector" if isinstance(x.receiver, Vec) else "element"
         return f"`{x.name}`, which no such {of} has" if x.missing else f"the method `{x.name}`"
-    if isinstance(x, Unbound):
-        return "an unbound name"
     return article(kind_of(x))

@@ -113,6 +113,11 @@ class Order:
         writes = next(event.writes for event in self._events if event.region is region)
         return {k for k, n in enumerate(names) if self._roots(n.partition(".")[0]) & writes}
 
+    def apart(self, names: Sequence[str]) -> bool:
+        """Whether no two of ``names`` may share memory by what the host part does."""
+        roots = [self._roots(n.partition(".")[0]) for n in names]
+        return sum(map(len, roots)) == len(frozenset[str]().union(*roots))
+
     def met_before(self, region: ast.AST, name: str) -> bool:
         """Whether something that comes before the loop ``region`` may have read ``name``."""
         root = name.partition(".")[0]

@@ -120,7 +120,13 @@ def differentiates() -> bool:
                for i in found)  # fmt: skip
 
 
+def vectorizes() -> bool:
+    """Whether a transform around is ``vmap``: a constant to Dynamo."""
+    return len(active(0)) > 0
+
+
 differentiates._dynamo_marked_constant = True  # type: ignore[attr-defined]
+vectorizes._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def under_vmap(call: Callable[..., Sequence[Any]], values: Sequence[Any]) -> Sequence[Any]:

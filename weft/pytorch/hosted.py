@@ -22,6 +22,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+from weft.errors import GradientError
 from weft.frontend.names import Scope, bound_names, root_name
 from weft.frontend.parameters import Parameter
 from weft.frontend.split import HostPart, Region, RegionArg, Returned
@@ -34,6 +35,7 @@ from weft.pytorch.members import members_of
 from weft.pytorch.operator import Operator
 from weft.pytorch.recipe import Fresh, Made, Place, Recipe, captured, cells_of
 from weft.runtime.launch import KernelLike, Launcher, gradient_error
+from weft.runtime.overlap import fakes_share
 from weft.source import FunctionSource
 
 OLDEST = "2.13"  # the oldest torch whose Dynamo was seen to trace host parts
@@ -139,8 +141,8 @@ def _is_torchs(call: ast.Call, scope: Scope, known: set[str]) -> bool:
 
 def _is_separate(region: Region, scope: Scope, recorded: bool) -> bool:
     """Whether all that the loop writes to was made by the host part (or is an argument, if
-    ``recorded``), which knows it by one name, and all that it takes from around the kernel are
-    plain values."""
+    ``recorded``), which knows it by one name, no two of them views of one memory, and all that it
+    takes from around the kernel are plain values."""
     if any(a.read and not _is_key(a) for a in region.args):
         return False
     captured = [scope.resolve(a.expr) for a in region.args if a.captured and not a.read]
@@ -150,7 +152,7 @@ def _is_separate(region: Region, scope: Scope, recorded: bool) -> bool:
     if not all(
         (a.fresh or (recorded and a.parameter is not None)) and isinstance(a.expr, ast.Name)
         for a in stored
-    ):
+    ) or not region.order.apart([a.name for a in stored]):
         return False
     return region.order.written(region.node, [a.name for a in region.args]) == {*region.stored}
 
@@ -163,16 +165,42 @@ def _is_key(arg: RegionArg) -> bool:
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 
 
+# What is said where a gradient is asked for and arguments are views of one memory.
+_SHARED = ("memory that the loop writes is also read or written through another argument, and a "
+           "gradient is asked for", "pass a copy: x.clone()")  # fmt: skip
+_SEVERAL = ("the loop writes to several tensors, and one of them is a view: torch cannot follow "
+            "that", "write each in a loop of its own, or write to whole tensors")  # fmt: skip
+
+
 @torch.library.custom_op("weft_graphs::copied", mutates_args=())
-def copied(x: torch.Tensor) -> torch.Tensor:
+def copied(x: torch.Tensor, beside: Sequence[torch.Tensor]) -> torch.Tensor:
     """A copy of what a loop writes to, which its gradient may need. A compiled graph would make one
     by ``clone`` again in the backward pass, of what an argument holds by then. Not for transforms
-    and tangents: it has none."""
+    and tangents: it has none. ``beside``: the loop's other tensors, which are to be apart from
+    it."""
     return x.clone()
 
 
-copied.register_fake(torch.clone)
-copied.register_autograd(lambda ctx, grad: grad)
+@copied.register_fake
+def _(x: torch.Tensor, beside: Sequence[torch.Tensor]) -> torch.Tensor:
+    if any(fakes_share(x, other) for other in beside):
+        raise GradientError(_SHARED[0], None, help=_SHARED[1])
+    return x.clone()
+
+
+copied.register_autograd(
+    lambda ctx, grad: (grad, [None] * ctx.beside),
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "beside", len(inputs[1])),
+)
+
+
+def _in_common(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether they may be views of one tensor that have an element in common. Dynamo traces this,
+    which knows no offsets."""
+    first = one if one._base is None else one._base
+    if (other if other._base is None else other._base) is not first:
+        return False
+    return torch.compiler.is_dynamo_compiling() or fakes_share(one, other)
 
 
 class TracedLoop:
@@ -182,6 +210,10 @@ class TracedLoop:
         kernel = operators.kernel
         written = ", ".join(region.args[k].name for k in region.stored)
         self.no_gradient = str(gradient_error(written, region.span))
+        self.span = region.span
+        self.shared, self.several = (
+            str(GradientError(text, region.span, help=help)) for text, help in (_SHARED, _SEVERAL)
+        )
         made = tuple(k for k in region.stored if _is_made(kernel, region, k))
         others = tuple(k for k in region.stored if k not in made)
         # For each argument a letter: Dynamo may take the numbers of an object for symbols.
@@ -232,14 +264,22 @@ class TracedLoop:
             elif isinstance(value, complex):
                 wanted = True
         operators = self.recorded if wanted else self.plain
+        tensors = [[v for v in (value if isinstance(value, list | tuple) else (value,))
+                    if isinstance(v, torch.Tensor)] if role != "c" else []
+                   for value, role in zip(args, self.roles, strict=True)]  # fmt: skip
+        self._check_apart(tensors, operators.given, inside)
         values: list[Any] = []
-        for value, role, back in zip(args, self.roles, operators.given, strict=True):
+        for k, (value, role) in enumerate(zip(args, self.roles, strict=True)):
+            back = operators.given[k]
             if role == "m":
                 values += [list(value.size()), list(value.stride()), value.dtype, value.device]
             elif back == "r" and not isinstance(value, torch.Tensor):
                 raise TypeError(self.no_gradient)  # Dynamo makes no other errors
             elif back == "r":  # it is written to, and saved for a gradient before
-                values.append(copied(value) if role == "w" and not inside else value.clone())
+                beside = [v for j, each in enumerate(tensors) if j != k for v in each]
+                values.append(
+                    copied(value, beside) if role == "w" and not inside else value.clone()
+                )
             elif role != "c":
                 values.append(value)
         found = operators.traced(tuple(values), {})
@@ -248,6 +288,26 @@ class TracedLoop:
             if role == "r":
                 value.copy_(outs.pop(0))
         return tuple(outs) if len(outs) > 1 else outs[0] if outs else None
+
+    def _check_apart(
+        self, tensors: Sequence[Sequence[torch.Tensor]], given: str, inside: bool
+    ) -> None:  # fmt: skip
+        """Refuses what copies back to arguments would lose. Dynamo traces this: of tensors that
+        are of no transform, ``copied`` knows more."""
+        traced = torch.compiler.is_dynamo_compiling()
+        for k, own in enumerate(tensors):
+            if given[k] != "r":
+                continue
+            for value in own:
+                if value._base is not None and given.count("r") > 1:
+                    if traced:
+                        raise TypeError(self.several)
+                    raise GradientError(_SEVERAL[0], self.span, help=_SEVERAL[1])
+                others = [v for j, each in enumerate(tensors) if j != k for v in each]
+                if (inside or not traced) and any(_in_common(value, v) for v in others):
+                    if traced:
+                        raise TypeError(self.shared)
+                    raise GradientError(_SHARED[0], self.span, help=_SHARED[1])
 
     def named(self, code: str) -> list[Any]:
         """The operator whose name has this text between that of the loop and its hash; none where

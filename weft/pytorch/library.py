@@ -35,7 +35,7 @@ from weft.frontend.specs import constant_key
 from weft.frontend.split import Returned
 from weft.lang.random import KEY
 from weft.pytorch.ambient import Autocast, autocast_state
-from weft.pytorch.batches import differentiates, direct, is_batched
+from weft.pytorch.batches import differentiates, direct, is_batched, vectorizes
 from weft.pytorch.changing import CHANGING, as_tensor, changes, without_symbols
 from weft.pytorch.derivative_ops import transformed
 from weft.pytorch.fake import hidden_write, of_samples
@@ -79,9 +79,9 @@ class Operators:
         # What stands for the loops where PyTorch traces the host part (``hosted.py``), if it may.
         self.loops: Sequence[Any] = ()
         self.recorded: Sequence[Any] = ()  # where it writes to arguments, and a gradient is wanted
-        # Whether they write to what the host part has filled: under vmap it fills it once, and the
-        # operator of the whole kernel once for each sample.
-        self.fills = False
+        # Whether they write to what the host part makes: under vmap it makes that once, maybe, and
+        # the operator of the whole kernel once for each sample.
+        self.fills = any(r.args[k].fresh for r in kernel.parts.regions for k in r.stored)
         self.host = kernel.parts.host  # Dynamo does not look at kernels
         self.letters = _letters(kernel, loops)
 
@@ -133,7 +133,6 @@ class Operators:
         fixed: list[Any] = []
         loops = _followed(self, args, kwargs)
         plain = len(loops) > 0
-        every = False
         for number, parameter in enumerate(self.parameters):
             value = _given(self.parameters, number, args, kwargs)
             kind = schema_type(parameter, value)
@@ -146,9 +145,7 @@ class Operators:
             types.append(kind)
             (passed if kind else fixed).append(value)
             plain = plain and not isinstance(value, _CODE)
-            if isinstance(value, torch.Tensor) and torch._C._functorch.is_batchedtensor(value):
-                every = True
-        plain = plain and not (every and self.fills) and not self.in_level(self.token)
+        plain = plain and not (self.fills and vectorizes()) and not self.in_level(self.token)
         if plain and all(loop.takes(values) for loop in loops):
             return self.host(loops, *args, **kwargs)
         likes, members = members_of(self.parameters, self.reads, values, True)

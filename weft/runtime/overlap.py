@@ -159,24 +159,41 @@ def fakes_need_order(function: Function, tensors: Sequence[torch.Tensor]) -> boo
     bases = [t.untyped_storage()._cdata for t in tensors]
     if len(set(bases)) == len(bases):
         return False
-    from weft.index.aliasing import View  # likewise
-
     views: list[View] = []
     for tensor, base in zip(tensors, bases, strict=True):
-        size = tensor.element_size()
-        numbers = (*tensor.size(), *tensor.stride(), tensor.storage_offset())
-        known = [n.node.hint if isinstance(n, torch.SymInt) else n for n in numbers]
-        if None in known:  # made of data
+        view = _view_of_fake(tensor, bases.index(base) << _FAR)
+        if view is None:
             return False
-        shape, strides = known[: tensor.dim()], [s * size for s in known[tensor.dim() : -1]]
-        begin = (bases.index(base) << _FAR) + known[-1] * size
-        views.append(View(tuple(shape), tuple(strides), begin, size))
+        views.append(view)
     if _meet(function, views):
         return True
     from weft.autodiff.memory import read_after_write  # likewise
     from weft.index.aliasing import meeting_accesses
 
     return read_after_write(function, meeting_accesses(function, _by_argument(function, views)))
+
+
+def fakes_share(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors, which may be without data, have an element in common."""
+    if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+        return False
+    from weft.index.aliasing import share_memory  # likewise
+
+    a, b = _view_of_fake(one), _view_of_fake(other)
+    return a is not None and b is not None and share_memory(a, b)
+
+
+def _view_of_fake(tensor: torch.Tensor, begin: int = 0) -> View | None:
+    """Where the elements of a tensor without data lie; None where data would say it."""
+    from weft.index.aliasing import View  # likewise
+
+    size = tensor.element_size()
+    numbers = (*tensor.size(), *tensor.stride(), tensor.storage_offset())
+    known = [n.node.hint if isinstance(n, torch.SymInt) else n for n in numbers]
+    if None in known:
+        return None
+    shape, strides = known[: tensor.dim()], [s * size for s in known[tensor.dim() : -1]]
+    return View(tuple(shape), tuple(strides), begin + known[-1] * size, size)
 
 
 def _meet(function: Function, views: Sequence[View]) -> bool:

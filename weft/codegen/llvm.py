@@ -263,7 +263,7 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         times = op.attrs["unroll"]
         word = f'count", i32 {times}' if times > 1 else 'disable"'
         said = [e.module.node('!{!"llvm.loop.unroll.' + word + "}")]
-    elif _copies_loops(op):
+    elif not e.target.copies_loops and _has_longer_loops(op):
         said.append(e.module.node('!{!"llvm.loop.unroll.disable"}'))
     if "scalar" in op.attrs:
         said.append(e.module.node('!{!"llvm.loop.vectorize.enable", i1 false}'))
@@ -286,10 +286,10 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     return results
 
 
-def _copies_loops(op: Op) -> bool:
-    """Whether the loop ``op`` would be written out by LLVM with loops in it that cannot be: these
-    gain nothing, and each of their copies is compiled. Where there are local arrays in it, their
-    elements may become registers by that."""
+def _has_longer_loops(op: Op) -> bool:
+    """Whether the loop ``op``, which LLVM would write out as it has a few iterations, has loops in
+    it that are not: these gain nothing by that, and each of their copies is compiled. Where there
+    are local arrays in it, their elements may become registers so."""
     view, inside = For(op), list(walk(op.body))
     if constant_of(view.lower) is None or constant_of(view.upper) is None:
         return False

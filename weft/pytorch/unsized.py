@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+# How torch calls the getter of an attribute; and what switches modes off has no public name.
+# pyright: reportPrivateUsage=false
+_SHAPE = vars(torch._C.TensorBase)["shape"].__get__
 _OPERATORS = ("add", "sub", "mul", "floordiv", "mod", "pow", "lshift", "rshift")
 
 
@@ -64,7 +67,7 @@ class Unsized(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func in (torch.Tensor.shape.__get__, torch.Tensor.size):  # equal, not the same
+        if func in (_SHAPE, torch.Tensor.size):  # equal, not the same
             shape = Shape(Size() for _ in range(args[0].dim()))
             of = [*args[1:], *(kwargs or {}).values()]
             return shape if of in ([], [None]) else shape[of[0]]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import math
 
+import pytest
+import torch
+
+import weft
 from examples.layer_norm import inputs, layer_norm
 from weft.autodiff.reverse import reverse
 from weft.ir.text import print_function
@@ -29,3 +33,54 @@ def test_a_form_is_the_same_after_another(lasting: bool) -> None:
         made = reverse(one.function, wanted, kept, lasting=lasting, **form)
         assert text == [print_function(step) for step in made.steps]
     assert found[0] != found[1] != found[2]
+
+
+@weft.kernel
+def weighted(x: torch.Tensor, w: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i, j in x:
+        out[i, j] = x[i, j] * w[j] + math.exp(x[i, j]) * u[j]
+    return out
+
+
+def steps(options: Options) -> tuple[list[str], list[object]]:
+    """The names of the steps of the adjoint of `weighted` in ``u`` and ``w``, whose sums are in
+    parts, and what carries them out."""
+    x, w = torch.randn(9, 5), torch.randn(5)
+    (function,) = lowered_loops(weighted, x, w, w)
+    names = [a.name for a in function.args]
+    made = Loop(function, options).reversed(
+        frozenset(map(names.index, ("w", "u"))), frozenset([names.index("out")]),
+        split=frozenset({"d.w", "d.u"}),
+    )  # fmt: skip
+    return [step.function.name for step in made.steps], [step.run for step in made.steps]
+
+
+def test_steps_that_are_the_same_but_for_names_are_compiled_once() -> None:
+    names, made = steps(Options())
+    totals = [run for name, run in zip(names, made, strict=True) if name.endswith("_total")]
+    assert len(totals) == 2
+    assert totals[0] is totals[1]
+    assert len({*made}) == len(made) - 1, "the others do different things"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(debug=True),
+        Options(lines=True),
+        Options(schedules=(("cpu", "weighted_0_adjoint_d_u_total", "vectorize(d0, 8, 8)"),)),
+    ],
+)
+def test_steps_that_a_person_asks_about_have_code_of_their_own(options: Options) -> None:
+    _, made = steps(options)
+    assert len({*made}) == len(made)
+
+
+def test_gradients_by_code_that_two_of_them_share() -> None:
+    x = torch.randn(2000, 5, dtype=torch.float64, requires_grad=True)
+    w, u = (torch.randn(5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    for _ in range(3):
+        g = torch.randn_like(x)
+        found = torch.autograd.grad(weighted(x, w, u), (w, u), g)
+        torch.testing.assert_close(found, ((g * x).sum(0), (g * x.exp()).sum(0)))

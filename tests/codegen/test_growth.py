@@ -9,6 +9,7 @@ import weft
 from tests.index.make import Make
 from weft.codegen import cpu, pool
 from weft.codegen.machine import host_cpu
+from weft.compiler import optimize_for_cpu
 from weft.ir.core import Function
 from weft.ir.types import f32
 from weft.tools.cross import lowered_loops
@@ -100,3 +101,32 @@ def test_a_vector_loop_that_signals_may_end_is_written_once() -> None:
     ]
     loads = [text.count("@llvm.masked.load") for text in texts]
     assert loads[0] == loads[1] > 0
+
+
+@weft.kernel
+def groups(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(x.shape[0], 2, dtype=x.dtype)
+    for n in range(x.shape[0]):
+        s, t = 0.0, 0.0
+        for c in range(4):
+            for j in range(x.shape[2]):
+                s += x[n, c, j]
+        for c in range(4):
+            for j in range(3):
+                t += x[n, c, j] * c
+        out[n, 0] = s
+        out[n, 1] = t
+    return out
+
+
+def test_a_loop_around_a_longer_one_is_not_written_out() -> None:
+    """LLVM made four of the loop inside, which took more time to compile than all of the rest."""
+    x = torch.randn(3, 4, 700)
+    weights = torch.arange(4)[:, None]
+    expected = torch.stack([x.sum((1, 2)), (x[:, :, :3] * weights).sum((1, 2))], 1)
+    torch.testing.assert_close(groups(x), expected, rtol=1e-4, atol=1e-4)
+    (loop,) = lowered_loops(groups, x)
+    code = cpu.compile_cpu(optimize_for_cpu(loop))
+    loops = re.findall(r"^vector\.body\w*:", code.optimized(), re.MULTILINE)
+    assert len(loops) <= 1, "the long loop; none of the short ones is left"
+    assert code.optimized().count(", !llvm.loop ") <= 4

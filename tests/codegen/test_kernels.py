@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 
 import numpy as np
 import pytest
@@ -10,10 +11,14 @@ import torch
 from compiled import Compiled, poisoned
 from samples import causal_conv, elementwise, parallel, reduction
 
+import weft
 from weft.codegen import libraries
+from weft.codegen.cpu import compile_cpu
+from weft.compiler import optimize_for_cpu
 from weft.ir.builder import Builder
 from weft.ir.core import Function, Value
 from weft.ir.types import MemRefType, ScalarType, bf16, f16, f32, f64, i1, i8, i16, i32, i64, index
+from weft.tools.cross import lowered_loops
 
 RNG = np.random.default_rng(11)
 ODD_SIZES = [0, 1, 2, 3, 17, 127]
@@ -435,3 +440,49 @@ def test_strict_math_neither_fuses_nor_reorders() -> None:
     for value in x[:2000]:
         total = np.float32(total + value)
     assert result == total
+
+
+@weft.kernel
+def moved(x, y, out):
+    for i in range(x.shape[0]):
+        out[i] = max(2.0 * x[i] + y[i], 0.0)
+
+
+@weft.kernel
+def computed(x, y, out):
+    for i in range(x.shape[0]):
+        out[i] = weft.exp(x[i]) * y[i]
+
+
+@weft.kernel
+def much_computed(x, y, out):
+    for i in range(x.shape[0]):
+        s = x[i]
+        for _ in weft.static(range(6)):
+            s = s * y[i] + x[i]
+        out[i] = s
+
+
+@weft.kernel
+def summed(x, y, out):
+    for i in range(x.shape[0]):
+        s = 0.0
+        for j in range(y.shape[0]):
+            s += y[j]
+        out[i] = s + x[i]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "bits"),
+    [
+        (moved, torch.float32, 256), (moved, torch.float64, 256), (moved, torch.float16, 512),
+        (computed, torch.float32, 512), (much_computed, torch.float32, 512),
+        (summed, torch.float32, 512),
+    ],
+)  # fmt: skip
+def test_vectors_of_what_waits_for_memory_are_short(kernel, dtype, bits) -> None:
+    """Long ones made calls of microseconds wait for the processor, and gained nothing elsewhere."""
+    arrays = [torch.randn(70).to(dtype) for _ in range(3)]
+    (loop,) = lowered_loops(kernel, *arrays)
+    code = compile_cpu(optimize_for_cpu(loop))
+    assert re.findall(r'"prefer-vector-width"="(\d+)"', code.llvm) == [str(bits)]

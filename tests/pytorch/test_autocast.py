@@ -395,7 +395,39 @@ def test_an_error_of_the_host_part_is_that_of_the_call():
     with torch.autocast("cpu", torch.bfloat16):
         with pytest.raises(RuntimeError, match="negative dimension"):
             narrowed(torch.randn(7), w)
-        assert narrowed(torch.randn(2004), w).shape == (4,)
+        found = narrowed(torch.randn(2004), w)
+        assert found.shape == (4,)
+        assert found.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("policy", [None, True])
+@pytest.mark.parametrize("compile", [False, True])
+def test_what_is_cast_does_not_hang_on_sizes(policy, compile):
+    """The policy was looked for with 1024 for all sizes and 1 for all numbers: where the host part
+    makes nothing of these, nothing was cast."""
+
+    @weft.kernel(autocast=policy)
+    def windows(x: torch.Tensor, w: torch.Tensor, stride: int, left: int) -> torch.Tensor:
+        rows, n = x.shape
+        m = w.size(-1)
+        count = (n * rows - 3000 * rows) // (m - 1024 + 1100 * (stride - 1)) + x.shape[left] - rows
+        out = x.new_empty(rows, -(-count // 1))
+        for i, j in out:
+            s = 0.0
+            for k in range(m):
+                s += x[i, j * stride + k] * w[k]
+            out[i, j] = s
+        return out
+
+    torch._dynamo.reset()
+    f = torch.compile(windows, fullgraph=True) if compile else windows
+    x, w = torch.randn(3, 3800), torch.randn(1020)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = f(x, w, 2, 0)
+    assert out.dtype == torch.bfloat16
+    narrow = x.bfloat16().double().unfold(1, 1020, 2)[:, : out.shape[1]] @ w.bfloat16().double()
+    assert out.shape == (3, (3 * 3800 - 9000) // 1096)
+    torch.testing.assert_close(out.double(), narrow, rtol=1e-2, atol=1e-2)
 
 
 def test_an_error_of_the_analysis_is_logged_and_the_call_goes_on(monkeypatch, caplog):

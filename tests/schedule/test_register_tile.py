@@ -11,9 +11,10 @@ import torch
 import weft
 from examples import causal_conv
 from tests.schedule.test_split_reduction import column_sums
+from weft.autodiff.reverse import reverse
 from weft.compiler import optimize_for_cpu
 from weft.errors import InternalError
-from weft.ir.core import walk
+from weft.ir.core import Function, walk
 from weft.ir.interp import run
 from weft.ir.parse import parse_function
 from weft.ir.text import print_function, same
@@ -71,6 +72,74 @@ def test_a_tile_means_what_the_loop_means(text: str, shape: tuple[int, int]) -> 
     run(function, plain)
     run(made, by_tiles, order="random", seed=sum(shape), races=True)
     np.testing.assert_array_equal(by_tiles[1], plain[1])
+
+
+@weft.kernel
+def guarded(x, out):
+    for i, j in weft.ndrange(out.shape[0], out.shape[1]):
+        s = 0.5
+        if 2 * min(j, 9) < x.shape[1] + 3 * max(i - 2, 0):
+            for k in range(3):
+                s += x[i, j] * k
+        out[i, j] = s
+
+
+@weft.kernel
+def guarded_by_what_goes_up_and_down(x, out):
+    for i, j in weft.ndrange(out.shape[0], out.shape[1]):
+        s = 0.5
+        if max(j, 7 - j) < x.shape[1] - i:
+            for k in range(3):
+                s += x[i, j] * k
+        out[i, j] = s
+
+
+@weft.kernel
+def guarded_by_data(x, out):
+    for i, j in weft.ndrange(out.shape[0], out.shape[1]):
+        s = 0.5
+        if x[i, j] > 0.0:
+            for k in range(3):
+                s += x[i, j] * k
+        out[i, j] = s
+
+
+def guards(function: Function) -> list[bool]:
+    """For each loop of vectors, whether there is a branch in it."""
+    loops = [op for op in walk(function.body) if "vector" in op.attrs]
+    return [any(inner.name == "scf.if" for inner in walk(op.body)) for op in loops]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vectorize(j, 2, 4)", "unroll_jam(i, 2); vectorize(j, 4, 4)",
+        "unroll_jam(i, 3); vectorize(j, 2, 4, reverse=True)",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kernel", [guarded, guarded_by_what_goes_up_and_down, guarded_by_data])
+def test_a_condition_that_holds_in_a_whole_tile_is_not_in_it(kernel, text: str) -> None:
+    """It was there twice: without masks, where it holds, and with masks."""
+    for shape in ((1, 2), (4, 10), (7, 14), (9, 13), (13, 9)):
+        x, out = torch.randn(13, 14), torch.full(shape, 77.0)
+        function, made = tiled(kernel, text, x, out)
+        assert guards(made) == [kernel is not guarded, True]
+        plain, by_tiles = arguments(function, (x, out)), arguments(function, (x, out))
+        run(function, plain)
+        run(made, by_tiles, order="random", seed=sum(shape), races=True)
+        np.testing.assert_array_equal(by_tiles[1], plain[1])
+
+
+def test_a_gradient_asks_once_for_a_tile_whether_there_are_iterations() -> None:
+    w, k = torch.randn(3, 9), torch.randn(5, 3, 9)
+    (loop,) = lowered_loops(causal_conv.causal_conv, w, k, 0.1)
+    names = [a.name for a in loop.args]
+    wanted, kept = [names.index("w"), names.index("k")], [names.index("out")]
+    for step in reverse(loop, wanted, kept).steps:
+        function = optimize_for_cpu(step)
+        schedule = candidates(function, MACHINE)[0]
+        made, _ = register_tile(function, outermost(function), schedule, MACHINE)
+        assert guards(made) == [False, True]
 
 
 @pytest.mark.parametrize("columns", [0, 1, 3, 4, 7, 8, 9, 16, 17, 24, 33, 65])

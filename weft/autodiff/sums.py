@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.ir.core import Block, Op, Value, walk
-from weft.ir.views import If
+from weft.ir.views import For, If
 
 
 def _uses(value: Value, block: Block) -> list[Op]:
@@ -38,6 +38,13 @@ def _is_sum(value: Value, given: Value, chain: set[Op], sums: set[Value]) -> boo
         chain.update(region.terminator for region in op.regions)
         sums.update(arms)
         return all(_is_sum(value, arm, chain, sums) for arm in arms)
+    if op.name == "scf.for":  # one that only adds to it, too
+        loop, place = For(op), op.results.index(given)
+        inside, result = loop.carried[place], loop.yielded[place]
+        chain.update((op, op.body.terminator))
+        sums.update((loop.inits[place], inside, result))
+        adds = _is_sum(inside, result, chain, sums)
+        return adds and _is_sum(value, loop.inits[place], chain, sums)
     if op.name not in ("arith.addf", "arith.subf"):
         return False
     chain.add(op)

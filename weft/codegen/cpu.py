@@ -13,8 +13,8 @@ from weft.codegen.optimize import optimize
 from weft.codegen.past_caches import streaming
 from weft.codegen.tables import described, printed
 from weft.codegen.threads import CpuModule, argument_slots
-from weft.ir.core import Function
-from weft.ir.types import MemRefType
+from weft.ir.core import Function, Op, walk
+from weft.ir.types import MemRefType, f32, f64, index
 from weft.schedule import default_cpu, legal_cpu
 from weft.schedule.apply_cpu import apply_cpu
 from weft.schedule.language import Schedule, Vectorize, only
@@ -27,6 +27,10 @@ from weft.values import frozen
 # LLVM's loop vectoriser takes time that grows with the square of the instructions between two
 # branches (it asks of each operation what all are that it depends on): 5 s for so many.
 MOST_VECTORISED = 4000
+# What computes with floats in a cycle, and how much of that a load or a store has time for.
+_PLAIN = {"arith.addf", "arith.subf", "arith.mulf", "arith.negf", "arith.cmpf", "arith.select",
+          "arith.maximumf", "arith.minimumf", "math.fma"}  # fmt: skip
+_FEW = 3
 
 
 @frozen
@@ -102,9 +106,33 @@ def scheduled(
 ) -> CpuModule:  # fmt: skip
     """``function`` after the steps of ``schedule``, to be written as LLVM IR."""
     beyond = streaming_beyond
-    return CpuModule(
-        apply_cpu(function, schedule, machine, listener, streaming_beyond=beyond), machine
+    made = apply_cpu(function, schedule, machine, listener, streaming_beyond=beyond)
+    bits = 256 if beyond is None and only_moves(function) else 512
+    return CpuModule(made, machine, bits)
+
+
+def only_moves(function: Function) -> bool:
+    """Whether its loops compute so little of what they load and store that memory is what they wait
+    for: vectors of half the length are as fast at least. In a call of microseconds the first long
+    ones take longer than all the rest, for the processor makes ready for them."""
+    ops = list(walk(function.body))
+    moved = sum(op.name in ("memref.load", "memref.store") for op in ops)
+    computed = sum(op.name in _PLAIN for op in ops)
+    others = (op for op in ops if op.regions and op.name != "scf.parallel")
+    arrays = (a.type.element for a in function.args if isinstance(a.type, MemRefType))
+    return (
+        computed <= _FEW * moved
+        and not any(others)
+        and all(_moves(op) for op in ops)
+        and all(element in (f32, f64) for element in arrays)
     )
+
+
+def _moves(op: Op) -> bool:
+    if op.name in ("memref.load", "memref.store", "scf.parallel", "scf.reduce", "func.return"):
+        return not op.results or op.name == "memref.load"
+    scalar = op.results and op.result.type
+    return op.name in _PLAIN or op.name in ("arith.constant", "memref.dim") or scalar is index
 
 
 # -- LLVM's side

@@ -26,7 +26,7 @@ class CpuTarget(Reports):
         "arith.maximumf": intrinsic("maximum", fast=True, zeros=False),
         "arith.minimumf": intrinsic("minimum", fast=True, zeros=False),
     }
-    traps, saturates, marks_streams = True, False, True
+    traps, saturates, marks_streams, copies_loops = True, False, True, False
 
     def __init__(self, function: Function, machine: CpuMachine | None = None) -> None:
         """Without a ``machine``, one that has no vectors."""

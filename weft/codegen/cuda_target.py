@@ -255,7 +255,7 @@ class CudaTarget(Reports):
     """What the rules ask of a GPU. ``functions`` collects the names that libdevice has to give."""
 
     traps = scales = marks_streams = False
-    saturates = gathers = True
+    saturates = gathers = copies_loops = True
     rules: Mapping[str, Rule] = {
         "arith.floordivsi": _divided,
         "arith.remf": _call("fmod"),  # frem would be x - y * trunc(x / y), which is not exact

@@ -136,6 +136,11 @@ class Target(Protocol):
         """Whether stores that stream are marked (see ``past_caches``)."""
         ...
 
+    @property
+    def copies_loops(self) -> bool:
+        """Whether LLVM may write out loops around loops."""
+        ...
+
     def math_call(self, e: Emitter, function: str, t: ScalarType, operands: Sequence[str]) -> str:
         """Emits a call of a transcendental function, gives the name of its result."""
         ...

@@ -13,10 +13,20 @@ from weft.codegen.arith import RULES, combine, narrow, note_range, rule, widen
 from weft.codegen.emit import INDEX_BITS, Emitter, View, llvm_type, memory_type
 from weft.codegen.philox import random_word
 from weft.codegen.pool import AVAILABLE, CUT
-from weft.ir.core import Block, Op
+from weft.ir.core import Block, Op, walk
 from weft.ir.ops import OPS
 from weft.ir.types import ScalarType, i1
-from weft.ir.views import CheckRace, Copies, CopyOf, For, Parallel, RowsFollow, ToLine, memory
+from weft.ir.views import (
+    CheckRace,
+    Copies,
+    CopyOf,
+    For,
+    Parallel,
+    RowsFollow,
+    ToLine,
+    constant_of,
+    memory,
+)
 
 
 def emit_block(e: Emitter, block: Block) -> list[str]:
@@ -253,6 +263,8 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         times = op.attrs["unroll"]
         word = f'count", i32 {times}' if times > 1 else 'disable"'
         said = [e.module.node('!{!"llvm.loop.unroll.' + word + "}")]
+    elif not e.target.copies_loops and _has_longer_loops(op):
+        said.append(e.module.node('!{!"llvm.loop.unroll.disable"}'))
     if "scalar" in op.attrs:
         said.append(e.module.node('!{!"llvm.loop.vectorize.enable", i1 false}'))
     metadata = e.module.node(f"!{{{{self}}, {', '.join(said)}}}") if said else ""
@@ -272,6 +284,20 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     if op.attrs.get("independent"):
         e.groups.pop()
     return results
+
+
+def _has_longer_loops(op: Op) -> bool:
+    """Whether the loop ``op``, which LLVM would write out as it has a few iterations, has loops in
+    it that are not: these gain nothing by that, and each of their copies is compiled. Where there
+    are local arrays in it, their elements may become registers so."""
+    view, inside = For(op), list(walk(op.body))
+    if constant_of(view.lower) is None or constant_of(view.upper) is None:
+        return False
+    loops = (o for o in inside if o.name == "scf.while" or o.name == "scf.for")
+    if all(o.name == "scf.for" and constant_of(For(o).upper) is not None for o in loops):
+        return False
+    arrays = (memory(o)[0].op for o in inside if o.name in ("memref.load", "memref.store"))
+    return not any(array is not None and array.name == "memref.alloca" for array in arrays)
 
 
 def stoppable(

@@ -24,7 +24,7 @@ from weft.ir.types import MemRefType, ScalarType
 from weft.ir.views import CheckRace, Parallel
 from weft.schedule.machine import CpuMachine
 
-_TRAITS = 'nounwind "prefer-vector-width"="512" "no-trapping-math"="true"'
+_TRAITS = 'nounwind "prefer-vector-width"="{}" "no-trapping-math"="true"'
 # LLVM calls no functions of C's library in place of loops.
 _NO_COPIES, _NO_FILLS = ' "no-builtin-memcpy"', ' "no-builtin-memset"'
 
@@ -53,8 +53,10 @@ def argument_slots(function: Function) -> tuple[Slot, ...]:
 class CpuModule:
     """The LLVM module of one kernel while it is written."""
 
-    def __init__(self, function: Function, machine: CpuMachine) -> None:
+    def __init__(self, function: Function, machine: CpuMachine, bits: int = 512) -> None:
+        """``bits``: of the longest vectors that LLVM makes."""
         self.function = function
+        self.plain = _TRAITS.format(bits)
         self.cpu = CpuTarget(function, machine)
         self.cpu.rules = {**CpuTarget.rules, "scf.parallel": self._parallel}
         self.module = Module(lines=Lines(function.span) if function.lined else None)
@@ -66,7 +68,7 @@ class CpuModule:
         self.loops = [op for op in ops if "chunks" in op.attrs]
         # Runs (``passes/split_quotients.py``) are short: memcpy for each costs more than it saves.
         runs = any("independent" in op.attrs and "counts" not in op.attrs for op in ops)
-        self.traits = self.module.attribute(_TRAITS + (_NO_COPIES if runs else ""))
+        self.traits = self.module.attribute(self.plain + (_NO_COPIES if runs else ""))
 
     def emit(self) -> str:
         """The module's text."""
@@ -190,7 +192,7 @@ class CpuModule:
         traits = ""
         if any("streaming" in inner.attrs for inner in walk(op.body)):
             e.call_void("llvm.x86.sse.sfence")  # other threads see what streamed
-            traits = self.module.attribute(f"{_TRAITS}{_NO_COPIES}{_NO_FILLS}")
+            traits = self.module.attribute(f"{self.plain}{_NO_COPIES}{_NO_FILLS}")
         self._finish(e, f"define internal void @chunk{number}({own}{memrefs}) noinline", traits)
 
     def _bind_captured(self, e: Emitter, op: Op) -> None:

@@ -23,7 +23,6 @@ from weft.runtime.launch import KernelLike
 
 log = logging.getLogger("weft.specialize")
 _DEVICES = ("cpu", "cuda", "mps")
-_SIZE = 1024  # of all tensors where sizes decide on nothing
 _MOST = 256  # kinds of arguments, numbers among them, of which is remembered what is cast
 # What a host part may call for sizes to decide on nothing, and may not write.
 _MAKERS = {"empty", "zeros", "ones", "full", "size", "dim", "numel", "empty_like", "zeros_like",
@@ -157,14 +156,14 @@ class Policy:
     def _asked(self, kinds: Any) -> tuple[str, ...]:
         from weft.pytorch.contractions import contracted, launches  # where autocast is on
 
-        return contracted(launches(self.kernel, kinds))
+        return contracted(launches(self.kernel, kinds, not self.any_size))
 
     def _unasked(self, kinds: Any) -> tuple[str, ...]:
         """The same where nobody asked for a policy: nothing where a call is wrong."""
         from weft.pytorch.contractions import contracted, launches  # where autocast is on
 
         try:
-            found = launches(self.kernel, kinds)
+            found = launches(self.kernel, kinds, not self.any_size)
         except Exception:  # whatever a host part raises: the call does, with its own arguments
             return ()
         try:
@@ -181,12 +180,14 @@ class Policy:
 def _kind(value: Any, sizes: bool = True) -> Any:
     """What a tensor is like, as a tuple, or another argument; without ``sizes``, what decides
     where these and numbers do not."""
+    if isinstance(value, torch.Tensor) and not sizes:
+        return "unsized", value.dtype, value.dim()
     if isinstance(value, torch.Tensor):
-        return "tensor", value.dtype, tuple(value.size()) if sizes else (_SIZE,) * value.dim()
+        return "tensor", value.dtype, tuple(value.size())
     if isinstance(value, list | tuple):
         return ("list", *(_kind(v, sizes) for v in value))
     if not sizes and isinstance(value, float | torch.SymFloat):
         return "value", 1.0
     if not sizes and isinstance(value, int | torch.SymInt) and not isinstance(value, bool):
-        return "value", 1
+        return ("number",)
     return "value", value

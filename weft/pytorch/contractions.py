@@ -16,6 +16,7 @@ from weft.ir.core import Function, Op, Value, walk
 from weft.ir.views import For, If, is_constant, memory
 from weft.pytorch.batches import storage
 from weft.pytorch.fake import fake_launchers, loose_spec
+from weft.pytorch.unsized import Size, without_sizes
 from weft.runtime.inspection import visited
 from weft.runtime.launch import KernelLike, Launcher
 from weft.values import frozen
@@ -31,6 +32,10 @@ def _made(kind: Any) -> Any:
     match kind:
         case "tensor", dtype, shape:
             return torch.empty(shape, dtype=dtype, device="meta")
+        case "unsized", dtype, rank:
+            return torch.empty((1,) * rank, dtype=dtype, device="meta")
+        case ("number",):
+            return Size()
         case "list", *items:
             return tuple(map(_made, items))
         case _:
@@ -62,17 +67,20 @@ class Launches:
     read: set[str]
 
 
-def launches(kernel: KernelLike, kinds: Any) -> Launches:
+def launches(kernel: KernelLike, kinds: Any, sizes: bool = True) -> Launches:
     """Carries the host part out on tensors without data, and raises what that raises: a call would,
-    too. Raises ``KernelValueError`` where the host part looks at elements."""
+    too. Raises ``KernelValueError`` where the host part looks at elements. Without ``sizes`` the
+    ``kinds`` have none."""
     args, kwargs = [_made(k) for k in kinds[0]], {n: _made(k) for n, k in kinds[1]}
     bound = kernel.bind(tuple(args), kwargs).arguments
     names = {storage(v): n for n, v in bound.items() if isinstance(v, torch.Tensor)}
-    reads = _Reads()
+    reads, host = _Reads(), kernel.parts.host
+    if not sizes:
+        host = without_sizes(host)
     try:
         with _disable_current_modes(), torch.no_grad(), torch.autocast("cpu", enabled=False), reads:
             launched = visited(
-                kernel.parts.host, kernel.launchers, fake_launchers(kernel), args, kwargs,
+                host, kernel.launchers, fake_launchers(kernel), args, kwargs,
                 lambda launcher, values: (launcher, values),
             )  # fmt: skip
     except RuntimeError as error:

@@ -18,6 +18,7 @@ from weft.autodiff.names import unique_names
 from weft.autodiff.reverse import Reversal, undone
 from weft.index.access import Access, accesses
 from weft.ir.core import Function, Op, walk
+from weft.ir.text import alike
 from weft.ir.types import MemRefType, compute_type
 from weft.ir.views import accessed_by
 from weft.ir.writes import written
@@ -199,6 +200,10 @@ class Reversed:
     def __init__(self, adjoint: Adjoint, loop_of: Callable[[Function], Loop]) -> None:
         self.adjoint = adjoint
         self.steps = list(map(loop_of, adjoint.steps))
+        for k, step in enumerate(self.steps):
+            twin = next((s for s in self.steps[:k] if _one_code(s, step)), None)
+            if twin is not None:
+                step.run = twin.run
         lengths = adjoint.lengths
         self.measure = loop_of(lengths.measure) if lengths and lengths.measure else None
         loops = [*self.steps, *([self.measure] if self.measure else [])]
@@ -210,6 +215,17 @@ class Reversed:
         """What ``step`` is launched on, of all that goes by name."""
         copies = self.adjoint.copies
         return [env[copies[n]].clone() if n in copies else env[n] for n in step.names]
+
+
+def _one_code(a: Loop, b: Loop) -> bool:
+    """Whether one piece of code carries out both: the sums of two gradients of one shape, say. Not
+    where errors or a debugger tell the loops' lines, nor where a person's schedule is one's own."""
+    options = a.options
+    if options.debug or options.lines or a.make is not None:
+        return False
+    names = {a.function.name, b.function.name}
+    asked = any(name in names for _, name, _ in options.schedules)
+    return not asked and alike(a.function, b.function)
 
 
 class Forwarded:

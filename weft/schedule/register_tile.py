@@ -9,6 +9,7 @@ is set where the first lane has the last iteration. What they mean is what such 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 from functools import partial
 
@@ -22,6 +23,7 @@ from weft.schedule.machine import CpuMachine
 from weft.schedule.nest import axes_of
 from weft.schedule.partial_sums import only_sums, partial_sums
 from weft.schedule.strips import FEWEST, Write, strip, strip_loop, tiles_of_strip
+from weft.schedule.tile_guard import holds_at_corners, tile_guard, without_guard
 from weft.schedule.variation import Variation
 
 # Iterations, below which lanes are worse than what LLVM makes of the loops inside: where these go
@@ -78,6 +80,7 @@ class _Tile:
         self.narrow = len(axes) == 1 and not vector.reverse and operations <= SMALL and not few
         loops = [op for op in parallel.body.ops if op.name == "scf.for" and not few]
         self.sums = {op for op in loops if only_sums(op, sums)}
+        self.guard = tile_guard(parallel, [*self.sides])
         self.begins: dict[int, Value] = {}
         self.ends: dict[int, Value] = {}
         self.lowers: list[Value] = []
@@ -114,9 +117,16 @@ class _Tile:
         return self.build.trip_count(self.lowers[axis], self.uppers[axis], step)
 
     def _tile(self, places: dict[int, Value]) -> None:
-        """The tile that is, along each of its sides, at ``places``."""
+        """The tile that is, along each of its sides, at ``places``. One in which a condition around
+        the loops does not hold everywhere goes as one at an edge."""
         build, fits = self.build, self._place(places)
-        both = fits[0] if len(fits) == 1 else build.op("arith.andi", *fits)
+        if self.guard is not None:
+            one = build.index(1)
+            corners = {axis: (begin, build.op("arith.subi", self.ends[axis], one, overflow="nsw"))
+                       for axis, begin in self.begins.items()}  # fmt: skip
+            others = {axis: at for axis, at in enumerate(self.indices) if axis not in corners}
+            fits.append(holds_at_corners(build, self.parallel, self.guard, others, corners))
+        both = functools.reduce(partial(build.op, "arith.andi"), fits)
         build.either(both, self._whole, self._narrow if self.narrow else self._rest, edge=True)
 
     def _place(self, places: dict[int, Value]) -> list[Value]:
@@ -182,7 +192,8 @@ class _Tile:
         return self.build.op("arith.cmpi", a, b, predicate=predicate)
 
     def _whole(self) -> None:
-        self._vectors(self.ends, self.columns, self.lanes)
+        write = self.guard and without_guard(self.build, self.parallel, self.guard)
+        self._vectors(self.ends, self.columns, self.lanes, write=write)
 
     def _rest(self) -> None:
         """What there is of a tile at an edge: row by row, with masks."""

@@ -112,6 +112,31 @@ def test_what_stays_whole(text: str) -> None:
     assert "weft.copies" not in {op.name for op in walk(made.body)}
 
 
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("place", "n", "m", "wanted"),
+    [("%i, %j", 900, 2, 64), ("%i, %j", 90, 128, 32), ("%i, %j", 20, 256, 10),
+     ("%j, %i", 900, 2, 32), ("%j, %i", 900, 16, 4), ("%j, %i", 40, 64, 1)],
+)  # fmt: skip
+def test_iterations_are_shared_before_they_have_parts(
+    place: str, n: int, m: int, wanted: int
+) -> None:
+    """Down columns as many iterations as vectors have lanes make a chunk; along rows one does."""
+    text = SUMS[0].replace("%x[%i, %j]", f"%x[{place}]")
+    made = apply_cpu(parse_function(text), (), CpuMachine(16))
+    given: list[int] = []
+
+    def watch(op: Op, operands: Any, results: Any) -> None:
+        if op.name == "weft.copies":
+            given.append(results[0])
+
+    x = np.ones((n, m) if place == "%i, %j" else (m, n), np.float32)
+    s, t = np.zeros(m, np.float32), np.zeros(m + 1, np.float32)
+    run(made, [x, s, t, n, m], watch=watch)
+    assert given == [wanted]
+    np.testing.assert_array_equal(s, np.full(m, n))
+
+
 def test_machine_code_of_parts() -> None:
     """400,000 rows: what is summed fits into float32 only by parts, or in float64."""
     run = Compiled(parse_function(SUMS[1]))

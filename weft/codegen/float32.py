@@ -25,11 +25,14 @@ LOG = (0.3333331346511841, -0.25000008940696716, 0.2000211924314499, -0.16667996
 # (tanh(x) / x - 1) / z for z = x^2 <= 25/64
 TANH = (-0.3333328391848926, 0.13331491133548634, -0.05374348687876737, 0.020650554435307132,
          -0.00571701145946891)  # fmt: skip
-# erf(x) / x - 1 for z = x^2 <= 0.81, and -log(1 - erf(x)) / x for 0.9 <= x <= 4
-ERF = (0.12837916612625122, -0.37612634897232056, 0.11283715069293976, -0.02686050906777382,
-        0.005203858949244022, -0.0008175639668479562, 8.513104694429785e-05)  # fmt: skip
-ERFC = (1.1286370754241943, 0.6351980566978455, 0.1061590388417244, -0.02369455248117447,
-         0.00361033552326262, -0.0003148564137518406, 1.0432935596327297e-05)  # fmt: skip
+# erf(x) / x - 1 for z = x^2 <= 0.81, and -log2(1 - erf(x)) / x for 0.9 <= x <= 4
+ERF = (0.1283791537981, -0.3761252327889, 0.1128214083884, -0.02677890985693, 0.00501196414677,
+       -0.000609036647796)  # fmt: skip
+ERFC = (1.6281101313436, 0.9171203558580, 0.1518967807900, -0.03304638870131, 0.00464543317775,
+        -0.000309593964713)  # fmt: skip
+# 2^x for |x| <= 1 / 2
+EXP2 = (1.0, 0.693147205737, 0.240226468909, 0.055503287773, 0.00961848891504,
+        0.00133999311366, 0.000153458248957)  # fmt: skip
 
 # 1.5 * 2^23: added to a small number it leaves the nearest integer in the low bits.
 _MAGIC = 12582912.0
@@ -162,14 +165,19 @@ def tanh(e: Emitter, x: str) -> str:
 
 
 def erf(e: Emitter, x: str) -> str:
-    """From 0.9 on 1 - exp(-|x| Q(|x|)), below |x| + |x| P(x^2); 1 from 4 on, where it rounds to."""
+    """From 0.9 on 1 - 2^(-|x| Q(|x|)), below |x| + |x| P(x^2); 1 from 4 on, where it rounds
+    to."""
     g = _Float32(e)
     size = g.absolute(x)
     top = g.where("ogt", size, g.number(4.0), g.number(4.0), size)
-    rest = exp(e, e.inst(f"fneg {g.type} {g.op('fmul', top, g.polynomial(ERFC, top))}"))
-    large = g.op("fsub", g.number(1.0), rest)
+    rate = e.inst(f"fneg {g.type} {g.polynomial(ERFC, top)}")
+    shifted = g.fma(top, rate, g.number(_MAGIC))
+    n = g.op("fsub", shifted, g.number(_MAGIC))
+    part = g.polynomial(EXP2, g.fma(top, rate, e.inst(f"fneg {g.type} {n}")))
+    grown = g.ints("add", g.bits(part), g.ints("shl", g.bits(shifted), 23))
+    large = g.op("fsub", g.number(1.0), g.from_bits(grown))
     small = g.fma(size, g.polynomial(ERF, g.op("fmul", x, x)), size)
-    return g.with_sign_of(g.where("olt", size, g.number(0.9), small, large), x)
+    return g.with_sign_of(g.where("oge", size, g.number(0.9), large, small), x)
 
 
 FUNCTIONS: dict[str, Callable[[Emitter, str], str]] = {

@@ -22,6 +22,7 @@ from weft.ir.views import (
     CopyOf,
     For,
     Parallel,
+    Prefetch,
     RowsFollow,
     ToLine,
     constant_of,
@@ -502,6 +503,14 @@ def _to_line(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     number = e.inst(f"ptrtoint ptr {address(e, view, subscripts)} to i64")
     ahead = e.inst(f"and i64 {e.inst(f'sub i64 0, {number}')}, {_LINE - 1}")
     return [e.inst(f"lshr i64 {ahead}, {view.type.element.bytes.bit_length() - 1}")]
+
+
+@rule("weft.prefetch")
+def _prefetch(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+    view, (_, subscripts) = e.views[Prefetch(op).memref], Prefetch(op).split(operands)
+    read, all_caches, data = (("i32", word) for word in ("0", "3", "1"))
+    e.call_void("llvm.prefetch.p0", ("ptr", address(e, view, subscripts)), read, all_caches, data)
+    return ()
 
 
 @rule("weft.copies")

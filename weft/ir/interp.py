@@ -460,6 +460,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "weft.chunks": lambda m, op, total, row, wished: chunks(total, row, float(wished)),
     "weft.copies": _copies,
     "weft.copy_of": lambda m, op, copies, k, array: copies[k] if len(copies) else array,
+    "weft.prefetch": lambda m, op, *operands: None,
     "weft.rows_follow": lambda m, op, *operands: False,
     "weft.threads": lambda m, op: m.threads,
     "weft.to_line": lambda m, op, memref, *subscripts: -sum(subscripts) % _LINE,

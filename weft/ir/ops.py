@@ -281,6 +281,12 @@ _row(
     "to where a line of memory begins",
 )  # fmt: skip
 _row(
+    "weft.prefetch", "memref index...", "",
+    "asks for the element at these subscripts, which may be none of the memref's, to be in the "
+    "caches soon: it changes nothing",
+    pure=False,
+)  # fmt: skip
+_row(
     "weft.threads", "", "index",
     "how many threads share the iterations of the outermost loop, at least 1: what a function "
     "computes does not depend on it",

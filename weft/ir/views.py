@@ -308,6 +308,12 @@ class ToLine(View):
         return listed[0], listed[1:]
 
 
+class Prefetch(ToLine):
+    """``weft.prefetch``."""
+
+    __slots__ = ()
+
+
 class RowsFollow(View):
     """``weft.rows_follow``."""
 

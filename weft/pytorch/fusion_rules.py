@@ -161,7 +161,7 @@ OPAQUE: dict[str, str] = {
                      "gpu.barrier", "gpu.copies_wait", "gpu.shuffle"), _GRID),
     **dict.fromkeys(
         ("weft.chunks", "weft.copies", "weft.copy_of", "weft.rows_follow", "weft.threads",
-         "weft.to_line"),
+         "weft.prefetch", "weft.to_line"),
         "it is made by schedules, which Inductor has its own of",
     ),
 }  # fmt: skip

@@ -27,6 +27,7 @@ from weft.schedule.nest import LoopNest, axes_of
 from weft.schedule.own import OwnStep
 from weft.schedule.parts import Parts, has_parts, in_parts
 from weft.schedule.register_tile import register_tile
+from weft.schedule.rows_ahead import rows_ahead
 from weft.schedule.stages import in_stages
 from weft.schedule.streaming import streaming
 from weft.schedule.unroll_jam import unroll_jam
@@ -50,6 +51,9 @@ def apply_cpu(
     if streaming_beyond is not None:
         function = streaming(function, streaming_beyond)
         listener("streaming", function)
+    if (ahead := rows_ahead(function)) is not function:
+        function = ahead
+        listener("rows ahead", function)
     if (known := known_rows(function)) is not function:
         function = known
         listener("known rows", function)

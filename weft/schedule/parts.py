@@ -16,18 +16,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.ir.builder import Rewriter, identity
-from weft.ir.core import Function, Op, Value, defined, walk
+from weft.ir.core import Block, Function, Op, Value, defined, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, f64, i1, i64, index
 from weft.ir.views import For, If, Parallel, constant_of, is_constant, memory, redirected
 from weft.schedule.chunks import Chunks
 from weft.schedule.combiners import INEXACT, combiners
+from weft.schedule.variation import Variation
 from weft.values import frozen
 
 MOST = 64  # parts
 FEW = 4096  # iterations of all parts together, beyond which there are no more parts
 LEAST = 64  # turns of a part
 BYTES = 1 << 20  # of all copies
+COLUMNS = 64  # iterations of a chunk without parts, where vectors go across iterations
 
 
 @frozen
@@ -38,6 +40,14 @@ class _Reduction:
     loop: Op
     kinds: list[str]
     stores: list[Op]
+
+    def along_rows(self, iteration: Block) -> bool:
+        """Whether the loop goes along rows, of which iterations have different ones: then one of
+        them has work for vectors."""
+        turns = Variation(self.loop.body, {For(self.loop).index: 1})
+        columns = Variation(iteration, {iteration.args[-1]: 1})
+        loads = [op for op in walk(self.loop.body) if op.name == "memref.load"]
+        return any(turns.stride(op) in (1, -1) and columns.stride(op) != 0 for op in loads)
 
 
 def in_parts(function: Function, parallel: Op) -> tuple[Function, Op]:
@@ -114,7 +124,7 @@ def _pure(values: Sequence[Value], inside: set[Value], indices: Sequence[Value])
 class _Marks(Rewriter):
     def __init__(self, parallel: Op, found: _Reduction) -> None:
         super().__init__(None, self._around)
-        self.old, self.found = parallel, found
+        self.old, self.found, self.rows = parallel, found, found.along_rows(parallel.body)
         self.loop = parallel  # until it is met
         self.begin = self.end = self.first = For(found.loop).lower  # likewise
 
@@ -153,7 +163,7 @@ class _Marks(Rewriter):
         """``s[j] = s[j]`` for every iteration, where there are several parts."""
         several = self.constant(False, i1)
         made = self.if_(several)
-        made.attrs["part"] = "combine"
+        made.attrs |= {"part": "combine", "alone": 1 if self.rows else COLUMNS}
         inside, old = defined([self.old.body]), self.old.body
         axes = [list(map(self.lookup, axis)) for axis in Parallel(self.old).axes]
 
@@ -250,7 +260,7 @@ class Parts(Chunks):
         return self.op("weft.copy_of", self.copies[array], part, array, type=array.memref)
 
     def _wanted(self, arrays: Sequence[Value], turns: Value) -> Value:
-        """How many parts pay."""
+        """How many parts pay: with chunks of iterations, as many chunks as there should be."""
         trips = [self.trip_count(*map(self.lookup, axis)) for axis in self.iterations]
         one = self.index(1)
         every = self.op("arith.maxsi", self.product(trips), one)
@@ -266,7 +276,9 @@ class Parts(Chunks):
         found = self.op("arith.minsi", found, self.op("arith.floordivsi", turns, self.index(LEAST)))
         wished = self.op("arith.minimumf", self.wished, self.constant(float(MOST), f64))
         wished = self.op("arith.index_cast", self.op("arith.fptosi", wished, type=i64), type=index)
-        return self.op("arith.minsi", found, wished)
+        alone = self.index(self.marks["combine"].attrs["alone"])
+        without = self.op("arith.maxsi", self.op("arith.divui", every, alone, nonzero=True), one)
+        return self.op("arith.minsi", found, self.op("arith.divui", wished, without, nonzero=True))
 
     def _word(self, value: Value) -> Value:
         return self.op("arith.index_cast", value, type=i64)

@@ -20,7 +20,7 @@ from weft.schedule.variation import Variation
 SHORTEST = 128  # iterations of a loop, below which it stays as it is
 MOST = 16  # operations of an iteration, beyond which a loop is not bound by memory
 _DEAR, _DEAREST = 8, 32  # operations that a function or a gather is, and a division of integers
-_PLAIN = {"scf.for", "scf.if", "memref.load", "memref.store"}
+_PLAIN = {"scf.for", "scf.if", "memref.load", "memref.store", "weft.prefetch"}
 
 
 def accessed(function: Function) -> list[Value]:

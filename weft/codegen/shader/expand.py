@@ -429,7 +429,7 @@ def _acos(g: _Float32, x: Value) -> Value:
 def _erf(g: _Float32, x: Value) -> Value:
     size = g.absolute(x)
     top = g.where("ogt", size, 4.0, 4.0, size)
-    large = g.sub(1.0, _exp(g, g.op("negf", g.mul(top, g.polynomial(ERFC, top)))))
+    large = g.sub(1.0, _exp2(g, g.op("negf", g.mul(top, g.polynomial(ERFC, top)))))
     small = g.add(g.mul(size, g.polynomial(ERF, g.mul(x, x))), size)
     return g.with_sign_of(g.where("olt", size, 0.9, small, large), x)
 

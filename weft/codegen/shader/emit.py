@@ -9,7 +9,8 @@ from weft import timing
 from weft.codegen.program import program_of
 from weft.codegen.shader.arrays import atomically_updated, whole
 from weft.codegen.shader.dialects import MSL, WGSL, Dialect, UnsupportedInShaderError, type_of
-from weft.codegen.shader.lighter import lighter
+from weft.codegen.shader.early_loads import early_loads
+from weft.codegen.shader.lighter import lighter, weights_of
 from weft.codegen.shader.mathematics import all_functions
 from weft.codegen.shader.memory import Buffer, View
 from weft.codegen.shader.printer import Printer, folds
@@ -89,6 +90,7 @@ def analyse(function: Function, dialect: str) -> ShaderFacts:
     absent = {Clusters(), Copies()}
     kept: list[str] = []
     parallel = outermost(function)
+    weights = {} if parallel is None else weights_of(parallel)
     for each in found.candidates:
         narrow = only(each.schedule, IndexWidth) is not None
         if any(isinstance(step, missing) for step in each.schedule):
@@ -97,7 +99,7 @@ def analyse(function: Function, dialect: str) -> ShaderFacts:
         if jammed or not absent.isdisjoint(each.guards):
             continue
         if narrow or not any(isinstance(step, _WAITING) for step in each.schedule):
-            kept.append(str(each if parallel is None else lighter(each, parallel)))
+            kept.append(str(each if parallel is None else lighter(each, weights)))
     places = {arg: k for k, arg in enumerate(function.args)}
     changed = {places[v] for v in written(function) if v in places}
     read = {places[v] for v in loaded(list(walk(function.body))) if v in places}
@@ -129,8 +131,7 @@ def form(
     with timing.stage("schedule"):
         function = copy(function)
         function.attrs = {**function.attrs, WORKGROUP: threads}
-        bound = apply_cuda(function, schedule, program_of).bound
-        stages = bound.stages
+        stages = apply_cuda(function, schedule, program_of).bound.stages
         for stage in stages:
             if GROUP in stage.attrs and (waits := divergent_wait(stage)) is not None:
                 raise NotInShaderError(f"`{show(schedule)}`: threads wait for some", waits.span)
@@ -139,6 +140,8 @@ def form(
         word = stages[0].args[-2].memref.element.bytes
     with timing.stage("emit"):
         spoken = {"wgsl": WGSL, "msl": MSL}[dialect]
+        if spoken.reads_anywhere:
+            stages = tuple(map(early_loads, stages))
         made = [_stage(s, function, threads, private, spoken, wide, watch) for s in stages]
     shared = max(n for _, n in made)
     exact = any(isinstance(step, _EXACT) for step in schedule)

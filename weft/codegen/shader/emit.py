@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from copy import copy
 
@@ -200,27 +201,25 @@ def _stage(
     made = Printer(
         stage, dialect, e, threads, private, views, names, low, atomic, joined, watch
     ).run()
-    elements = [v.buffer.element for v in views.values() if v.buffer.name in made.used]
-    doubles = f64 in elements or any(name.startswith("bitcast<f64>") for name in names.values())
-    features = []
-    if made.needs_64 is not None or wide or doubles or i64 in elements or index in elements:
-        features.append(INT64)
-    if made.needs_double is not None or f64 in elements:
-        features.append(FLOAT64)
     bound = [("params", "u32", False)]
     bound += [(v.buffer.name, v.buffer.type, v.buffer.written) for v in views.values()
               if v.buffer.name in made.used]  # fmt: skip
     if "error" in made.used:
         bound.append(("error", "atomic<u32>", True))
+    called = all_functions(e.needs, dialect)
+    spoken = " ".join((*(type for _, type, _ in bound), *made.shared, *called, *made.body))
+    words = {FLOAT64: ("f64", "f64"), INT64: ("i64", "[iu]64")}
+    features = {feature: made.first.get(first) for feature, (first, word) in words.items()
+                if re.search(rf"\b{word}\b", spoken)}  # fmt: skip
     if dialect.name == "msl" and FLOAT64 in features:
         raise UnsupportedInShaderError(
             "Metal has no float64", function.span, "pass tensors of float32"
         )
-    called = all_functions(e.needs, dialect)
     text = dialect.module(ENTRY, bound, made.shared, called, made.body, threads)
     names_of = tuple(n for n, _, _ in bound), tuple(n for n, _, w in bound if w)
     led = tuple(v.buffer.name for v in views.values() if v.buffer.lead)
-    return Stage(text, *names_of, led, tuple(features)), made.bytes
+    lines = tuple(op.span.text.strip() if op and op.span else "" for op in features.values())
+    return Stage(text, *names_of, led, tuple(features), lines), made.bytes
 
 
 def _argument(t: ScalarType, word: int, dialect: Dialect) -> str:

@@ -201,3 +201,30 @@ def test_loads_stand_where_a_driver_need_not_wait_for_each() -> None:
         assert re.search(r"= a1\[select\(i\d\d\(0\), ", inside)
     metal = str(weft.compile_for("msl", chosen, *given))  # where a tensor may have no element
     assert "[select(" not in metal
+
+
+ARRAY = """
+func.func @array(%x: memref<?xf32>) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %n = "weft.dim"(%x) {axis = 0} : (memref<?xf32>) -> index
+  scf.parallel (%i) = (%c0) to (%n) step (%c1) {
+    %inside = arith.cmpi slt, %i, %n : index
+    scf.if %inside {
+      %s = memref.alloca() : memref<2xf32>
+      %v = memref.load %s[%c1] : memref<2xf32>
+      memref.store %v, %x[%i] : memref<?xf32>
+      scf.yield
+    } else {
+      scf.yield
+    }
+    scf.reduce
+  }
+  func.return
+}
+"""
+
+
+def test_branches_that_make_an_array_stay() -> None:
+    for form in emit.compile_shader(parse_function(ARRAY), "wgsl").forms:
+        assert re.search(r"if \(\w+\) \{\n *var \w+: array<f32, 2>;", form.stages[0].text)

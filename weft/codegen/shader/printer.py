@@ -170,8 +170,8 @@ class Printer(Arrays):
         return (
             0 < len(loads) <= len(ops) <= _FEW
             and all(op.name == "arith.constant" for op in branch.otherwise.ops[:-1])
-            and not any(self.view(memory(op)[0]).buffer.by_atomics for op in loads)
             and all(op in loads or _is_quick(op) for op in ops)
+            and not any(self.views[memory(op)[0]].buffer.by_atomics for op in loads)
         )
 
     def chosen(self, op: Op, branch: If) -> None:

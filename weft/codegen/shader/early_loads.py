@@ -92,9 +92,9 @@ class _Early(Rewriter):
     def entered(self, op: Op, rewriter: Rewriter) -> None:
         known: dict[Value, Value] = {}
         for load, loops in self.plan.loads.get(op, ()):
-            self.load(load, loops, self.plan.made_in(op), known)
+            self.early(load, loops, self.plan.made_in(op), known)
 
-    def load(
+    def early(
         self, load: Op, loops: Sequence[Op], inside: Set[Value], known: dict[Value, Value]
     ) -> None:
         places = {v: self.in_front(v, inside, known) for v in memory(load)[1]}
@@ -104,8 +104,8 @@ class _Early(Rewriter):
             if not surely_less(lower, upper):
                 some = self.op("arith.cmpi", lower, upper, predicate="slt")
                 runs = some if runs is None else self.op("arith.andi", runs, some)
-        for old, place in places.items() if runs is not None else ():
-            if constant_of(place) != 0:
+        for old, place in places.items():
+            if runs is not None and constant_of(place) != 0:
                 places[old] = self.op("arith.select", runs, place, self.number(0, place))
         copy = self.copied(load, lambda v: places.get(v) or self.lookup(v))
         self.replacement[load.result] = copy.result

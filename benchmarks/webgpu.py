@@ -1,12 +1,13 @@
 """Loops on WebGPU beside the same loops on CPUs and, where there is one, on a CUDA device.
 
-    python -m benchmarks.webgpu [--small] [--schedules]
+    python -m benchmarks.webgpu [--small] [--schedules] [--only NAME ...] [--timeline]
 
 One process, one table: milliseconds of a call; that of WebGPU with tensors of the CPU (copies in
 and out) and with tensors that live on the device (calls are queued, and waited for together); the
 first call, from source to result, in a process that has compiled before (a gradient, too), and of
 that: weft's compiler, and in other threads wgpu reading the text, and wgpu and the driver making
 pipelines of it; and the largest difference from the CPU's result, over the largest value.
+``--timeline`` says instead when each part of first calls begins and ends, and in which thread.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import logging
 import os
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -139,7 +141,7 @@ def row(subject: Subject, budget: float) -> list[str]:
         result = result.as_subclass(torch.Tensor).clone()
     first = 1e3 * (time.perf_counter() - begin)
     module, driver = (recording.stages.get(name, 0.0) for name in ("module", "pipeline"))
-    ours = sum(recording.stages.values()) - module - driver
+    ours = sum(ms for name, ms in recording.stages.items() if name not in OTHERS)
     plain = moved(subject, torch.clone)
     expected = subject.call(subject.kernel, plain).detach()
     error = (result.double() - expected.double()).abs().max() / expected.abs().max().clamp(min=1)
@@ -159,6 +161,27 @@ def row(subject: Subject, budget: float) -> list[str]:
     words = [f"{f:.3f}" if f < 10 else f"{f:.1f}" for f in figures]
     parts = [f"{part:.0f}" for part in (first, ours, module, driver)]
     return [subject.name, *words, f"{ratio:.2f}", *parts, f"{error:.1g}"]
+
+
+def timeline(subject: Subject) -> str:
+    """What a first call does when, in milliseconds: each stage of a compilation, in the thread
+    where it runs; what stands between is calls, autograd and the derivation of gradients."""
+    place = moved(subject, webgpu.buffer)
+    begin = time.perf_counter()
+    with timing.record() as recording:
+        result = subject.call(subject.kernel.on("webgpu"), place)
+        asked = time.perf_counter()
+        result.as_subclass(torch.Tensor).clone()
+    end = time.perf_counter()
+    threads = {threading.get_ident(): 0}
+    lines = [f"{subject.name}: asked for after {1e3 * (asked - begin):.1f} ms, there after "
+             f"{1e3 * (end - begin):.1f}"]  # fmt: skip
+    for name, first, last, thread in sorted(recording.spans, key=lambda span: span[1]):
+        if last - first > 3e-4:
+            number = threads.setdefault(thread, len(threads))
+            lines.append(f"  {1e3 * (first - begin):7.1f} {1e3 * (last - begin):7.1f}  "
+                         f"{'.' * 12 * number}{name} {1e3 * (last - first):.1f}")  # fmt: skip
+    return "\n".join(lines)
 
 
 def dispatches() -> str:
@@ -182,6 +205,7 @@ def dispatches() -> str:
     )
 
 
+OTHERS = ("module", "pipeline", "wait", "upload", "read")
 HEAD = [
     "kernel", "CPU", "CUDA", "WebGPU, copies", "resident", "/ CUDA",
     "first ms", "weft", "wgpu", "driver", "difference",
@@ -193,6 +217,8 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="sizes for drivers without a GPU")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds of a figure")
     parser.add_argument("--schedules", action="store_true", help="tell what loops run by")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
+    parser.add_argument("--timeline", action="store_true", help="what first calls do when")
     given = parser.parse_args()
     if given.schedules:
         logging.basicConfig(stream=sys.stdout, format="%(message)s")
@@ -205,7 +231,11 @@ def main() -> None:
     # imported.
     halved.on("webgpu")(webgpu.buffer(torch.ones(3)).requires_grad_()).sum().backward()
     rows = [HEAD]
-    for subject in subjects(given.small):
+    chosen = [s for s in subjects(given.small) if not given.only or s.name in given.only]
+    if given.timeline:
+        print(*map(timeline, chosen), sep="\n")
+        return
+    for subject in chosen:
         try:
             rows.append(row(subject, given.budget))
         except (weft.WeftError, RuntimeError) as error:

@@ -17,12 +17,14 @@ class Recording:
     """Milliseconds per stage, each with the stages inside it, in order of first entry.
 
     ``stages`` maps a stage's name to its total; ``depth`` says how deep it was nested when first
-    entered. A stage that is entered several times (from several threads, too) adds up.
+    entered. A stage that is entered several times (from several threads, too) adds up. ``spans``:
+    of each time its name, begin and end (by ``time.perf_counter``), and the thread.
     """
 
     def __init__(self) -> None:
         self.stages: dict[str, float] = {}
         self.depth: dict[str, int] = {}
+        self.spans: list[tuple[str, float, float, int]] = []
         self._lock = threading.Lock()
 
     def open(self, name: str, depth: int) -> None:
@@ -60,7 +62,9 @@ class _Stage:
         self.begin = perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self.recording.add(self.name, (perf_counter() - self.begin) * 1e3)
+        end = perf_counter()
+        self.recording.add(self.name, (end - self.begin) * 1e3)
+        self.recording.spans.append((self.name, self.begin, end, threading.get_ident()))
         _current.reset(self.token)
 
 
@@ -84,3 +88,4 @@ def record() -> Generator[Recording]:
             for name, milliseconds in recording.stages.items():
                 outer[0].open(name, outer[1] + recording.depth[name])
                 outer[0].add(name, milliseconds)
+            outer[0].spans += recording.spans

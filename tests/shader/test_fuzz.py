@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
@@ -14,8 +14,26 @@ from hypothesis import HealthCheck, Phase, given, reject, settings
 from hypothesis import strategies as st
 
 import weft
-from tests.conftest import adapter
-from tests.fuzz import check, generate, nests, rows, scans
+from tests.conftest import adapter, on_webgpu, refused
+from tests.fuzz import (
+    check,
+    collections,
+    complexes,
+    generate,
+    gradients,
+    moves,
+    nests,
+    objects,
+    programs,
+    queues,
+    rows,
+    scans,
+    staged,
+    structs,
+    tables,
+    unsigned,
+    windows,
+)
 from tests.shader import metal, mps
 from weft import webgpu
 from weft.errors import CompileError
@@ -27,6 +45,21 @@ DRAWN = {
     "rows": rows.kernel,
     "scans": scans.kernel,
     "nests": nests.kernel,
+    "windows": windows.kernel,
+    "staged": staged.kernel,
+    "queues": queues.kernel,
+}
+WHOLE: dict[str, Callable[[Random], object]] = {  # of which each draws its arguments, too
+    "structs": structs.check,
+    "tables": tables.check,
+    "objects": objects.check,
+    "moves": moves.check,
+    "collections": collections.check,
+    "unsigned": unsigned.check,
+    "complexes": complexes.check,
+    "programs": programs.check,
+    "gradients": gradients.check_gradients,
+    "recurrences": gradients.check_recurrences,
 }
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.slow, pytest.mark.webgpu]
@@ -87,3 +120,21 @@ def called(
 @given(seed=st.integers(0, 1 << 40))
 def test_random_kernels_as_shaders(draw: str, part: int, place: check.Call, seed: int) -> None:
     check.check(Random(seed), place, DRAWN[draw], torch.int32)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("form", WHOLE)
+@settings(drawing, max_examples=-(-COUNT // (PARTS * len(WHOLE))))
+@given(seed=st.integers(0, 1 << 40))
+def test_random_kernels_of_more_than_tensors_on_webgpu(form: str, part: int, seed: int) -> None:
+    """Their numbers are of 64 bits, or complex; functions of float64 are refused."""
+    try:
+        with on_webgpu():
+            WHOLE[form](Random(seed))
+    except (weft.WeftError, AssertionError) as error:
+        told: BaseException | None = error
+        while told is not None and not refused(told) and "in a shader: use fewer" not in str(told):
+            told = told.__cause__
+        if told is None:
+            raise
+        reject()

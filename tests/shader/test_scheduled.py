@@ -222,6 +222,46 @@ def test_few_long_turns_are_loaded_ahead(turns: int, caplog: pytest.LogCaptureFi
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
+@weft.kernel
+def weighed(x: torch.Tensor, w: torch.Tensor, at: torch.Tensor, out: torch.Tensor) -> None:
+    for c in range(x.shape[1]):
+        for b in range(at[0]):
+            s = 0.0
+            for t in range(x.shape[0]):
+                s = s * 0.5 + x[t, c] * w[b] * w[at[1]]
+                out[b, t, c] = s
+
+
+@pytest.mark.parametrize(("turns", "weights"), [(0, 0), (0, 3), (1, 3), (9, 1), (9, 3)])
+def test_what_each_turn_loads_is_loaded_before_the_loop(turns: int, weights: int) -> None:
+    """A loop that has no turn loads nothing that is not there."""
+    x, w, at = torch.randn(turns, 5), torch.randn(weights), torch.tensor([weights, weights - 1])
+    out, expected = torch.full((2, weights, turns, 5), 7.0)
+    weighed.on("webgpu")(x, w, at.int(), out)
+    weighed(x, w, at.int(), expected)
+    torch.testing.assert_close(out, expected)
+
+
+@weft.kernel
+def picked(x: torch.Tensor, at: torch.Tensor, out: torch.Tensor) -> None:
+    for i in range(out.shape[0]):
+        s = 0.25
+        if i < at.shape[0]:
+            s = x[at[i]] + 1.0
+        out[i] = s
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("count", [0, 1, 70])
+def test_branches_of_few_loads_are_choices(count: int, dtype: torch.dtype) -> None:
+    x, at = (9 * torch.randn(9)).to(dtype), torch.randint(0, 9, (count,))
+    out, expected = torch.full((2, 70), 7.0)
+    for kind in (torch.int32, torch.int16, torch.int64):
+        picked.on("webgpu")(x, at.to(kind), out)
+        picked(x, at.to(kind), expected)
+        assert torch.equal(out, expected)
+
+
 def test_little_is_written_out() -> None:
     """A driver compiles a text when it is first called."""
     tensors = [torch.empty(8, 768, 768, device="meta") for _ in range(2)]

@@ -177,3 +177,54 @@ def test_what_is_computed_of_constants_is_a_constant() -> None:
     for form in emit.compile_shader(function, "wgsl").forms:
         assert "= i32(3);" in form.stages[0].text
         assert "i64(3)" not in form.stages[0].text
+
+
+@weft.kernel
+def chosen(x, at, w, out):
+    for i, j in weft.ndrange(x.shape[0], 4):
+        s = 0.0
+        for k in range(x.shape[1]):
+            if at[i, k] > 0:
+                s += x[i, k]
+            out[i, j, k] = s + w[j]
+
+
+def test_loads_stand_where_a_driver_need_not_wait_for_each() -> None:
+    """Not in branches, and not in a loop where all its turns load the same: a driver does not know
+    that this is no other name of what the loop writes."""
+    given = meta(9, 9), meta(9, 9, dtype=torch.int32), meta(4), meta(9, 4, 9)
+    for form in weft.compile_for("wgsl", chosen, *given).loops[0][1].forms:
+        before, inside = form.stages[0].text.split("for (;")[-2:]
+        assert before.count(" = a2[") == 1
+        assert "a2[" not in inside
+        assert "if (" not in inside[: inside.index("a3[")]
+        assert re.search(r"= a1\[select\(i\d\d\(0\), ", inside)
+    metal = str(weft.compile_for("msl", chosen, *given))  # where a tensor may have no element
+    assert "[select(" not in metal
+
+
+ARRAY = """
+func.func @array(%x: memref<?xf32>) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %n = "weft.dim"(%x) {axis = 0} : (memref<?xf32>) -> index
+  scf.parallel (%i) = (%c0) to (%n) step (%c1) {
+    %inside = arith.cmpi slt, %i, %n : index
+    scf.if %inside {
+      %s = memref.alloca() : memref<2xf32>
+      %v = memref.load %s[%c1] : memref<2xf32>
+      memref.store %v, %x[%i] : memref<?xf32>
+      scf.yield
+    } else {
+      scf.yield
+    }
+    scf.reduce
+  }
+  func.return
+}
+"""
+
+
+def test_branches_that_make_an_array_stay() -> None:
+    for form in emit.compile_shader(parse_function(ARRAY), "wgsl").forms:
+        assert re.search(r"if \(\w+\) \{\n *var \w+: array<f32, 2>;", form.stages[0].text)

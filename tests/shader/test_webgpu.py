@@ -294,8 +294,26 @@ def test_limits_of_the_device_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device(), "features", frozenset())
     with pytest.raises(WebGpuError, match=r"computes with integers of 64 bits.*weft.i32, weft.f32"):
         squares.changed({}).on("webgpu")(torch.zeros(3, dtype=torch.int64))
-    with pytest.raises(WebGpuError, match=r"computes with .* of 64 bits"):
+    with pytest.raises(WebGpuError, match=r"computes with floats of 64 bits \(`.*`\), which"):
         squares.changed({}).on("webgpu")(torch.zeros(3, dtype=torch.float64))
+
+
+def test_sums_of_f32_need_no_numbers_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a sum begins with is an argument, a float of Python's: blocks do not ask for it."""
+
+    @weft.kernel
+    def total(x: torch.Tensor, few: torch.Tensor) -> float:
+        s = 0.5
+        for i in range(x.shape[0]):
+            if few[i] == 1:
+                s += x[i]
+        return s
+
+    from weft.runtime.webgpu_device import device
+
+    monkeypatch.setattr(device(), "features", frozenset())
+    x, few = torch.randn(1000), torch.randint(0, 2, (1000,), dtype=torch.int32)
+    assert total.on("webgpu")(x, few) == pytest.approx(0.5 + (x * few).sum().item(), abs=1e-3)
 
 
 def test_without_an_adapter_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

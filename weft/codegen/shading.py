@@ -26,13 +26,15 @@ MOST_TURNS, STOPPED = 65_535, 0xFFFFFFFF
 class Stage:
     """One module. ``buffers``: what it binds, in this order: "params", "a0" (the first argument),
     ..., "error", "partials", of which those in ``written`` change, and those in ``led`` begin with
-    a whole word. ``features``: what its device must have, in WebGPU's words."""
+    a whole word. ``features``: what its device must have, in WebGPU's words, and ``lines`` of the
+    kernel that ask for these ("" where none does)."""
 
     text: str
     buffers: tuple[str, ...]
     written: tuple[str, ...]
     led: tuple[str, ...]
     features: tuple[str, ...]
+    lines: tuple[str, ...]
 
 
 @frozen

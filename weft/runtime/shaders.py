@@ -172,12 +172,14 @@ class Compiled(build.Made):
 
     def _made(self, stage: Stage, threads: Dims, free: bool) -> Any:
         on, name = self.on, self.loop.summary.name
-        missing = [f for f in stage.features if f not in on.features]
-        if missing:
-            what = "integers" if missing[0] == INT64 else "floats"
+        for feature, line in zip(stage.features, stage.lines, strict=True):
+            if feature in on.features:
+                continue
+            what = "integers" if feature == INT64 else "floats"
             raise self.language.error(
-                f"the loop of `{name}` computes with {what} of 64 bits, which {on.name} does not "
-                "have: pass tensors and numbers of 32 bits (weft.i32, weft.f32)"
+                f"the loop of `{name}` computes with {what} of 64 bits{f' (`{line}`)' * bool(line)}"
+                f", which {on.name} does not have: pass tensors and numbers of 32 bits (weft.i32, "
+                "weft.f32)"
             )
         most = on.limits["max-storage-buffers-per-shader-stage"]
         count = sum(buffer != "params" for buffer in stage.buffers)

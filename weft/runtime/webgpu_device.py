@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from weft import timing
 from weft.codegen.shading import Stage
 from weft.lang.pending import PENDING
 from weft.lang.resident import SPARE, Home
@@ -183,14 +184,19 @@ class Device:
         return self.buffers.epoch
 
     def upload(self, buffer: Any, data: Any) -> None:
-        if id(buffer) in self._batch:  # which runs with what is there now
-            self.submit()
-        self.device.queue.write_buffer(buffer, 0, data)
+        with timing.stage("upload"):
+            if id(buffer) in self._batch:  # which runs with what is there now
+                self.submit()
+            self.device.queue.write_buffer(buffer, 0, data)
 
     def read(self, buffer: Any, address: int, size: int) -> None:
         """Copies the first ``size`` bytes of ``buffer`` to the host when all that was asked for
         ran."""
         self.submit()
+        with timing.stage("read"):
+            self._read(buffer, address, size)
+
+    def _read(self, buffer: Any, address: int, size: int) -> None:
         self._most = _BATCH
         usage, words = self.wgpu.BufferUsage, -(-size // 4) * 4
         staging = self._staging

@@ -77,7 +77,8 @@ class Pipelines:
         """Waits for ``pipeline``. Raises ``WebGpuError``."""
         if pipeline.found is None:
             try:
-                pipeline.found = pipeline.making.result()
+                with timing.stage("wait"):
+                    pipeline.found = pipeline.making.result()
             except self.wgpu.GPUError as error:
                 raise WebGpuError(
                     f"{self.name} refuses the loop of `{pipeline.name}`: {error}"

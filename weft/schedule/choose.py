@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -47,14 +46,26 @@ class Candidate:
     schedule: Schedule
 
     def __str__(self) -> str:
-        return f"{show(self.guards)} -> {show(self.schedule)}"
+        text = f"{show(self.guards)} -> {show(self.schedule)}"
+        _kept(text, self)
+        return text
 
 
-@functools.lru_cache(maxsize=4096)
+_read: dict[str, Candidate] = {}  # by their texts: what was just written need not be read
+
+
+def _kept(text: str, found: Candidate) -> Candidate:
+    if len(_read) >= 4096:
+        _read.clear()
+    return _read.setdefault(text, found)
+
+
 def candidate(text: str) -> Candidate:
     """``candidate(str(c)) == c``."""
+    if (found := _read.get(text)) is not None:
+        return found
     guards, _, schedule = text.partition("->")
-    return Candidate(tuple(read(guards, GUARDS)), parse(schedule))
+    return _kept(text, Candidate(tuple(read(guards, GUARDS)), parse(schedule)))
 
 
 def alignments(candidates: Sequence[str]) -> list[Aligned]:

@@ -18,6 +18,7 @@ from weft.ir.types import ScalarType
 from weft.ir.views import For, memory, written_by
 from weft.schedule.language import Prefetch
 from weft.schedule.nest import loops_of
+from weft.schedule.spmd import WORKGROUP
 from weft.schedule.unroll import written_out
 from weft.schedule.variation import Variation
 
@@ -115,9 +116,13 @@ class Serial(Rewriter):
         with self.at(main.body):
             next_ = self.addi(position, many)
             more = self.op("arith.cmpi", next_, end, predicate="slt")
-            later = self.either(
-                more, lambda: self._loaded(op, loads, next_, steps), lambda: buffer, types
-            )
+            if WORKGROUP in self.old.attrs:
+                again = self.op("arith.select", more, next_, position)
+                later = self._loaded(op, loads, again, steps)
+            else:
+                later = self.either(
+                    more, lambda: self._loaded(op, loads, next_, steps), lambda: buffer, types
+                )
             for k in range(steps):
                 given = buffer[k * len(loads) : (k + 1) * len(loads)]
                 carried = self._turn(op, self._position(position, k), carried, loads, given)

@@ -30,6 +30,9 @@ class Arrays(Writer):
         self.lanes: Mapping[Op, int] = {}  # of other accesses to vectors
         self.vectors = {whole(memory(op)[0]) for op in joined}
         self.done: set[Op] = set()  # of these runs, what is written
+        self.numbers: dict[Value, int | None] = {}  # what integers are known to be
+        self.guard = ""  # of loads that stand where a branch had them: else they are of place 0
+        self.known: dict[str, str] = {}  # names of what was computed already, by its text
 
     def view(self, memref: Value) -> View:
         found = self.views[memref]
@@ -44,7 +47,7 @@ class Arrays(Writer):
         view, at = self.place_of(op)
         element = view.buffer.element
         if op.name == "memref.load":
-            self.let(op, op.result, self.accesses.load(view.buffer, at, self.lanes.get(op)))
+            self.loaded(op, view.buffer, at)
         elif op.name == "memref.store":
             self.accesses.store(view.buffer, at, self.of(values[0]), self.lanes.get(op))
         elif not view.buffer.atomic:  # no two iterations can meet
@@ -59,20 +62,54 @@ class Arrays(Writer):
                 op, op.result, self.accesses.atomic(op, view.buffer, at, list(map(self.of, values)))
             )
 
+    def loaded(self, op: Op, buffer: Buffer, at: str) -> None:
+        """A load; of what nobody writes, the one that is there already."""
+        constant = buffer.bound and not (buffer.written or buffer.atomic)
+        key = f"{buffer.name}[{at}]"
+        if constant and key in self.known:
+            self.names[op.result] = self.known[key]
+            return
+        self.let(op, op.result, self.accesses.load(buffer, at, self.lanes.get(op)))
+        if constant:
+            self.known[key] = self.names[op.result]
+
     def place_of(self, op: Op) -> tuple[View, str]:
         """The array that ``op`` accesses, and where."""
         memref, subscripts, _ = memory(op)
         view = self.view(memref)
         self.noted(op, *subscripts)
         # Loads ahead of turns that a loop does not have are never carried out; naga refuses them.
-        known = [_number(v) for v in subscripts]
+        known = [self.number_of(v) for v in subscripts]
         nowhere = any(n is not None and n < 0 for n in known)
         behind = op.attrs.get("offset", 0)
         if (at := _constant(view, [0 if nowhere else n for n in known])) is not None:
-            return view, str(max(at + behind, 0))
+            return view, self.guarded(str(max(at + behind, 0)), "i32")
         texts = [self.e.literal(0, v.scalar) if nowhere else self.of(v) for v in subscripts]
         at = self.offset(view, texts)
-        return view, f"{at} + {behind}" if behind else at
+        type = type_of(subscripts[0].scalar)
+        return view, self.guarded(f"{at} + {behind}" if behind else at, type)
+
+    def number_of(self, value: Value) -> int | None:
+        """The number that ``value`` is known to be."""
+        if value not in self.numbers:
+            self.numbers[value] = self._found(value)
+        return self.numbers[value]
+
+    def _found(self, value: Value) -> int | None:
+        op = value.op
+        if op is None or not op.name.startswith("arith.") or value.scalar.is_float:
+            return None
+        if op.name == "arith.constant":
+            return int(op.attrs["value"])
+        known: list[int] = []
+        for operand in op.operands:
+            if (number := self.number_of(operand)) is None:
+                return None
+            known.append(number)
+        return int(evaluate(op, known))
+
+    def guarded(self, at: str, type: str) -> str:
+        return f"select({type}(0), {type}({at}), {self.guard})" if self.guard and at != "0" else at
 
     def four(self, op: Op, place: Place) -> None:
         """What ``op`` is one of four of: loads at the first of them, stores at the last."""
@@ -172,15 +209,3 @@ def _constant(view: View, subscripts: Sequence[int | None]) -> int | None:
             return None
         found += n * int(factor)
     return found
-
-
-def _number(value: Value) -> int | None:
-    """The number that ``value`` is known to be."""
-    op = value.op
-    if op is None or not op.name.startswith("arith.") or value.scalar.is_float:
-        return None
-    if op.name == "arith.constant":
-        return int(op.attrs["value"])
-    parts = [_number(v) for v in op.operands]
-    known = [n for n in parts if n is not None]
-    return int(evaluate(op, known)) if len(known) == len(parts) else None

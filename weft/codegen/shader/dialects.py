@@ -66,6 +66,7 @@ class Dialect(abc.ABC):
     name: str
     head: str = ""  # of each module
     vectors = False  # whether neighbours are accessed together where the text says so alone
+    reads_anywhere = False  # whether each buffer has an element 0, that of an empty tensor, too
     wide = "u32"  # the type of places in an array where sizes are of 64 bits
 
     def part(self, t: ScalarType) -> str:
@@ -129,7 +130,7 @@ class Dialect(abc.ABC):
 
 
 class Wgsl(Dialect):
-    name, vectors = "wgsl", True
+    name, vectors, reads_anywhere = "wgsl", True, True
 
     def param(self, word: int) -> str:
         """Uniform, as GPUs have registers for; arrays of those are of vectors of four."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from copy import copy
 
@@ -9,7 +10,8 @@ from weft import timing
 from weft.codegen.program import program_of
 from weft.codegen.shader.arrays import atomically_updated, whole
 from weft.codegen.shader.dialects import MSL, WGSL, Dialect, UnsupportedInShaderError, type_of
-from weft.codegen.shader.lighter import lighter
+from weft.codegen.shader.early_loads import early_loads
+from weft.codegen.shader.lighter import lighter, weights_of
 from weft.codegen.shader.mathematics import all_functions
 from weft.codegen.shader.memory import Buffer, View
 from weft.codegen.shader.printer import Printer, folds
@@ -89,6 +91,7 @@ def analyse(function: Function, dialect: str) -> ShaderFacts:
     absent = {Clusters(), Copies()}
     kept: list[str] = []
     parallel = outermost(function)
+    weights = {} if parallel is None else weights_of(parallel)
     for each in found.candidates:
         narrow = only(each.schedule, IndexWidth) is not None
         if any(isinstance(step, missing) for step in each.schedule):
@@ -97,7 +100,7 @@ def analyse(function: Function, dialect: str) -> ShaderFacts:
         if jammed or not absent.isdisjoint(each.guards):
             continue
         if narrow or not any(isinstance(step, _WAITING) for step in each.schedule):
-            kept.append(str(each if parallel is None else lighter(each, parallel)))
+            kept.append(str(each if parallel is None else lighter(each, weights)))
     places = {arg: k for k, arg in enumerate(function.args)}
     changed = {places[v] for v in written(function) if v in places}
     read = {places[v] for v in loaded(list(walk(function.body))) if v in places}
@@ -129,8 +132,7 @@ def form(
     with timing.stage("schedule"):
         function = copy(function)
         function.attrs = {**function.attrs, WORKGROUP: threads}
-        bound = apply_cuda(function, schedule, program_of).bound
-        stages = bound.stages
+        stages = apply_cuda(function, schedule, program_of).bound.stages
         for stage in stages:
             if GROUP in stage.attrs and (waits := divergent_wait(stage)) is not None:
                 raise NotInShaderError(f"`{show(schedule)}`: threads wait for some", waits.span)
@@ -139,6 +141,8 @@ def form(
         word = stages[0].args[-2].memref.element.bytes
     with timing.stage("emit"):
         spoken = {"wgsl": WGSL, "msl": MSL}[dialect]
+        if spoken.reads_anywhere:
+            stages = tuple(map(early_loads, stages))
         made = [_stage(s, function, threads, private, spoken, wide, watch) for s in stages]
     shared = max(n for _, n in made)
     exact = any(isinstance(step, _EXACT) for step in schedule)
@@ -197,27 +201,25 @@ def _stage(
     made = Printer(
         stage, dialect, e, threads, private, views, names, low, atomic, joined, watch
     ).run()
-    elements = [v.buffer.element for v in views.values() if v.buffer.name in made.used]
-    doubles = f64 in elements or any(name.startswith("bitcast<f64>") for name in names.values())
-    features = []
-    if made.needs_64 is not None or wide or doubles or i64 in elements or index in elements:
-        features.append(INT64)
-    if made.needs_double is not None or f64 in elements:
-        features.append(FLOAT64)
     bound = [("params", "u32", False)]
     bound += [(v.buffer.name, v.buffer.type, v.buffer.written) for v in views.values()
               if v.buffer.name in made.used]  # fmt: skip
     if "error" in made.used:
         bound.append(("error", "atomic<u32>", True))
+    called = all_functions(e.needs, dialect)
+    spoken = " ".join((*(type for _, type, _ in bound), *made.shared, *called, *made.body))
+    words = {FLOAT64: ("f64", "f64"), INT64: ("i64", "[iu]64")}
+    features = {feature: made.first.get(first) for feature, (first, word) in words.items()
+                if re.search(rf"\b{word}\b", spoken)}  # fmt: skip
     if dialect.name == "msl" and FLOAT64 in features:
         raise UnsupportedInShaderError(
             "Metal has no float64", function.span, "pass tensors of float32"
         )
-    called = all_functions(e.needs, dialect)
     text = dialect.module(ENTRY, bound, made.shared, called, made.body, threads)
     names_of = tuple(n for n, _, _ in bound), tuple(n for n, _, w in bound if w)
     led = tuple(v.buffer.name for v in views.values() if v.buffer.lead)
-    return Stage(text, *names_of, led, tuple(features)), made.bytes
+    lines = tuple(op.span.text.strip() if op and op.span else "" for op in features.values())
+    return Stage(text, *names_of, led, tuple(features), lines), made.bytes
 
 
 def _argument(t: ScalarType, word: int, dialect: Dialect) -> str:

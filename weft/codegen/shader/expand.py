@@ -132,13 +132,6 @@ class _Float32:
             value = self.add(self.mul(value, x), coefficient)
         return value
 
-    def times_power_of_2(self, x: Value, n: Value) -> Value:
-        """By two factors: 2^n alone may be no float."""
-        half = self.ints("shrsi", n, 1)
-        for part in (half, self.ints("subi", n, half)):
-            x = self.mul(x, self.from_bits(self.ints("shli", self.ints("addi", part, 127), 23)))
-        return x
-
 
 def _exp(g: _Float32, x: Value) -> Value:
     """2^n exp(r) with n the integer nearest to x / ln(2)."""
@@ -150,9 +143,14 @@ def _exp(g: _Float32, x: Value) -> Value:
 
 
 def _grown(g: _Float32, r: Value, n: Value) -> Value:
-    """exp(r) 2^n."""
+    """exp(r) 2^n by two factors: 2^n alone may be no float. The low bits of the sum are n + 254; of
+    what is shifted to the exponent's place, nine are left."""
     grown = g.add(g.add(g.mul(g.mul(r, r), g.polynomial(EXP, r)), r), 1.0)
-    return g.times_power_of_2(grown, g.to_int(n))
+    both = g.bits(g.add(n, 12582912.0 + 254.0))
+    half = g.ints("shrui", both, 1)
+    for part in (half, g.ints("subi", both, half)):
+        grown = g.mul(grown, g.from_bits(g.ints("shli", part, 23)))
+    return grown
 
 
 def _exp2(g: _Float32, x: Value) -> Value:

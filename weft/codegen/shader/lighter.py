@@ -37,9 +37,13 @@ _LEAST = 4  # copies that make a vector, and turns whose loads are ahead
 _TURNS, _STAGED = 8, 128  # of a staged tile that are written out, and in shared memory
 
 
-def lighter(candidate: Candidate, parallel: Op) -> Candidate:
-    """``candidate`` for the loop ``parallel``, with less that is written out."""
-    weights = {name: _weight(loop) for name, loop in loops_of(parallel).items()}
+def weights_of(parallel: Op) -> dict[str, int]:
+    """The operations of a turn of each serial loop."""
+    return {name: _weight(loop) for name, loop in loops_of(parallel).items()}
+
+
+def lighter(candidate: Candidate, weights: dict[str, int]) -> Candidate:
+    """``candidate`` for a loop of such ``weights``, with less that is written out."""
     schedule = _tiled(candidate.schedule, weights)
     made = tuple(_ahead(s, weights) if isinstance(s, Prefetch) else s for s in schedule)
     guards, together = candidate.guards, only(schedule, Cooperate)
@@ -50,7 +54,6 @@ def lighter(candidate: Candidate, parallel: Op) -> Candidate:
 
 
 def _weight(loop: Op) -> int:
-    """The operations of a turn."""
     ops = [op for op in walk(loop.body) if op.name != "arith.constant"]
     return sum(_FUNCTION if is_slow(op.name) else not OPS[op.name].terminator for op in ops)
 

@@ -14,11 +14,28 @@ from weft.codegen.shader.runs import Place, lanes
 from weft.codegen.shader.writer import Written
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.interp import evaluate
-from weft.ir.ops import OPS
+from weft.ir.ops import DIVISIONS, OPS, is_slow
 from weft.ir.scalar import literal
 from weft.ir.types import f32, i32
-from weft.ir.views import For, If, Number, Parallel, While, accessed_by, constant_of, reported
+from weft.ir.views import (
+    For,
+    If,
+    Number,
+    Parallel,
+    While,
+    accessed_by,
+    constant_of,
+    memory,
+    reported,
+)
 from weft.passes.constants import canonical
+
+_FEW = 8  # operations that are carried out, and not branched around
+
+
+def _is_quick(op: Op) -> bool:
+    row = OPS[op.name]
+    return row.pure and not (op.regions or is_slow(op.name) or op.name in DIVISIONS)
 
 
 def folds(function: Function) -> bool:
@@ -45,7 +62,6 @@ class Printer(Arrays):
         self.lanes = lanes(function, joined)
         self.constants: dict[Value, Number] = {}  # results of operations on constants
         self.needed = needed(function, joined)
-        self.known: dict[str, str] = {}  # names of what was computed already, by its text
 
     def run(self) -> Written:
         self.block(self.function.body)
@@ -134,6 +150,9 @@ class Printer(Arrays):
 
     def branch(self, op: Op) -> None:
         branch = If(op)
+        if self.d.reads_anywhere and self.is_few_loads(branch):
+            self.chosen(op, branch)
+            return
         names = self.variables(op, op.results)
         self.line(f"if ({self.of(branch.condition)}) {{")
         self.region(branch.then, names)
@@ -142,6 +161,32 @@ class Printer(Arrays):
             self.region(branch.otherwise, names)
         self.line("}")
         self.names.update(zip(op.results, names, strict=True))
+
+    def is_few_loads(self, branch: If) -> bool:
+        """Whether the branch does nothing but load something. A driver waits for that where the
+        branch ends, and takes longer to compile it than a choice."""
+        ops = [op for op in branch.then.ops[:-1] if op.name != "arith.constant"]
+        loads = [op for op in ops if op.name == "memref.load"]
+        return (
+            0 < len(loads) <= len(ops) <= _FEW
+            and all(op.name == "arith.constant" for op in branch.otherwise.ops[:-1])
+            and all(op in loads or _is_quick(op) for op in ops)
+            and not any(self.views[memory(op)[0]].buffer.by_atomics for op in loads)
+        )
+
+    def chosen(self, op: Op, branch: If) -> None:
+        """``branch``, of few loads: of place 0 where it is not taken, which each array has."""
+        self.guard, guard = self.of(branch.condition), self.guard
+        for inner in branch.then.ops:
+            if inner in self.needed:
+                self.op(inner)
+        for k, result in enumerate(op.results):
+            yes, no = map(self.of, branch.arms(k))
+            if yes == no:
+                self.names[result] = yes
+            else:
+                self.let(op, result, f"select({no}, {yes}, {self.guard})")
+        self.guard = guard
 
     def region(self, block: Block, names: Sequence[str]) -> None:
         self.block(block)

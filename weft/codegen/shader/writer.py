@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import field
 
 from weft.codegen.shader.dialects import Dialect, type_of
 from weft.codegen.shader.rules import Expressions
@@ -22,8 +23,7 @@ class Written:
     body: list[str]
     shared: list[str]
     used: set[str]  # names of buffers
-    needs_64: Op | None = None  # the first with an integer of 64 bits
-    needs_double: Op | None = None
+    first: dict[str, Op] = field(default_factory=dict)  # operations with "i64" and "f64"
     bytes: int = 0
 
 
@@ -56,10 +56,8 @@ class Writer:
 
     def noted(self, op: Op, *values: Value) -> None:
         for value in values:
-            if value.type is i64 or value.type is index:
-                self.made.needs_64 = self.made.needs_64 or op
-            elif value.type is f64:
-                self.made.needs_double = self.made.needs_double or op
+            if value.type in (i64, index, f64):
+                self.made.first.setdefault("f64" if value.type is f64 else "i64", op)
 
     def of(self, value: Value) -> str:
         number = constant_of(value)

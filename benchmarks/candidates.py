@@ -151,6 +151,8 @@ def main() -> int:
     count, wrong = 0, 0
     for name, check in itertools.islice(every, part, None, parts):
         count += 1
+        if count % 25 == 0:  # a checker may be stopped
+            print(f"{count} runs", flush=True)
         try:
             check()
         except Exception as error:

@@ -131,8 +131,8 @@ def only_moves(function: Function) -> bool:
 def _moves(op: Op) -> bool:
     if op.name in ("memref.load", "memref.store", "scf.parallel", "scf.reduce", "func.return"):
         return not op.results or op.name == "memref.load"
-    scalar = op.results and op.result.type
-    return op.name in _PLAIN or op.name in ("arith.constant", "memref.dim") or scalar is index
+    of_indices = bool(op.results) and all(value.type is index for value in op.results)
+    return op.name in _PLAIN or op.name in ("arith.constant", "memref.dim") or of_indices
 
 
 # -- LLVM's side

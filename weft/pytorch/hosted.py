@@ -197,10 +197,20 @@ copied.register_autograd(
 def _in_common(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether they may be views of one tensor that have an element in common. Dynamo traces this,
     which knows no offsets."""
-    first = one if one._base is None else one._base
-    if (other if other._base is None else other._base) is not first:
+    if _whole(one) is not _whole(other):
         return False
     return torch.compiler.is_dynamo_compiling() or fakes_share(one, other)
+
+
+def _whole(value: torch.Tensor) -> torch.Tensor:
+    """The tensor that it is a view of, or itself. Of a subclass, a field, Dynamo does not know: what
+    two of these have in common ``copied`` finds."""
+    if torch.compiler.is_dynamo_compiling() and type(value) not in _KNOWN:
+        return value
+    return value if value._base is None else value._base
+
+
+_KNOWN = (torch.Tensor, torch.nn.Parameter)
 
 
 class TracedLoop:
@@ -299,7 +309,7 @@ class TracedLoop:
             if given[k] != "r":
                 continue
             for value in own:
-                if value._base is not None and given.count("r") > 1:
+                if _whole(value) is not value and given.count("r") > 1:
                     if traced:
                         raise TypeError(self.several)
                     raise GradientError(_SEVERAL[0], self.span, help=_SEVERAL[1])

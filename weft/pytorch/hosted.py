@@ -203,8 +203,8 @@ def _in_common(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _whole(value: torch.Tensor) -> torch.Tensor:
-    """The tensor that it is a view of, or itself. Of a subclass, a field, Dynamo does not know: what
-    two of these have in common ``copied`` finds."""
+    """The tensor that it is a view of, or itself. Of subclasses, as of fields, Dynamo does not
+    know: what two of these have in common ``copied`` finds."""
     if torch.compiler.is_dynamo_compiling() and type(value) not in _KNOWN:
         return value
     return value if value._base is None else value._base

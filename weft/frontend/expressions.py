@@ -196,7 +196,7 @@ def _constant(cx: Lowering, node: ast.Constant) -> Operand:
 
 
 def _name(cx: Lowering, node: ast.Name) -> Operand:
-    cx.frame.check_assigned(node)
+    choices.check_assigned(cx, node)
     found = cx.frame.lookup(node.id, cx.span(node), cx.guards)
     if isinstance(found, Row | Tup):
         rows.used(cx, found, node.id, cx.span(node))

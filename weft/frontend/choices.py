@@ -7,7 +7,6 @@ any of them.
 
 from __future__ import annotations
 
-import ast
 import functools
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
@@ -15,9 +14,8 @@ from dataclasses import replace
 
 import torch
 
-from weft.errors import KernelNameError, KernelTypeError, Span
+from weft.errors import KernelTypeError, Span
 from weft.frontend import aggregates, elements, slices
-from weft.frontend.certain import is_skipped
 from weft.frontend.context import Lowering
 from weft.frontend.kinds import (
     Along,
@@ -179,15 +177,6 @@ def assigned(
                     values += flatten(cx.coerce(x, kinds[-1], span))
         op.results += [Value(t, name, op) for t in types]
         cx.frame.env[name] = cx.rebuild(kinds[-1], iter(op.results[first:]))
-
-
-def check_assigned(cx: Lowering, node: ast.Name) -> None:
-    """Refuses to read a name that a part of an expression assigns, which may be skipped."""
-    if node.id in cx.frame.skipped and is_skipped(node):
-        raise KernelNameError(
-            f"`{node.id}` may have no value here: `:=` assigns it in a part of an expression that "
-            "is not always evaluated", cx.span(node), help=f"give `{node.id}` a value before",
-        )  # fmt: skip
 
 
 @frozen

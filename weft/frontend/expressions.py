@@ -196,7 +196,7 @@ def _constant(cx: Lowering, node: ast.Constant) -> Operand:
 
 
 def _name(cx: Lowering, node: ast.Name) -> Operand:
-    choices.check_assigned(cx, node)
+    cx.frame.check_assigned(node)
     found = cx.frame.lookup(node.id, cx.span(node), cx.guards)
     if isinstance(found, Row | Tup):
         rows.used(cx, found, node.id, cx.span(node))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from weft.errors import KernelNameError
+from weft.frontend.certain import is_skipped
 from weft.frontend.kinds import Operand, RegionChanged, Static, Unbound
 from weft.frontend.names import dotted, own_of_loops
 from weft.frontend.specs import constant_key
@@ -109,6 +110,15 @@ class Frame:
     moves: Any = None  # of its lists that change places (``moves.Moves``)
     skipped: set[str] = field(default_factory=set)  # names that `:=` may not have assigned
     called_at: Span | None = None  # the user's call that led to a function of weft's own
+
+    def check_assigned(self, node: ast.Name) -> None:
+        """Refuses to read a name that a part of an expression assigns, which may be skipped."""
+        if node.id in self.skipped and is_skipped(node):
+            raise KernelNameError(
+                f"`{node.id}` may have no value here: `:=` assigns it in a part of an expression "
+                "that is not always evaluated", self.called_at or self.source.span(node),
+                help=f"give `{node.id}` a value before",
+            )  # fmt: skip
 
     def lookup(self, name: str, span: Span, guards: list[Guard]) -> Operand:
         operand = self.env.get(name)

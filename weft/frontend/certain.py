@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from weft.frontend.names import bound_names
+from weft.frontend.names import SKIPPED, bound_names
 
 
 def names_after(loop: ast.For | ast.While) -> frozenset[str]:
@@ -32,7 +32,7 @@ def names_after(loop: ast.For | ast.While) -> frozenset[str]:
 
 def mark_skipped(body: Sequence[ast.stmt]) -> None:
     """Marks what ``body`` reads of the names that a part of an expression assigns by ``:=``, where
-    that part may have been skipped: ``c and (k := 3)``. See ``is_skipped``."""
+    that part may have been skipped: ``c and (k := 3)``. See ``names.is_skipped``."""
     lists = [n for s in body for n in ast.walk(s) if isinstance(n, ast.NamedExpr)]
     if not lists:
         return
@@ -41,12 +41,7 @@ def mark_skipped(body: Sequence[ast.stmt]) -> None:
     names = {n.target.id for n in lists}
     for node in paths.reads:
         if node.id in names:
-            setattr(node, _SKIPPED, True)
-
-
-def is_skipped(node: ast.Name) -> bool:
-    """Whether it is read where what assigns it by ``:=`` may have been skipped."""
-    return hasattr(node, _SKIPPED)
+            setattr(node, SKIPPED, True)
 
 
 def _targets(loop: ast.For | ast.While) -> list[ast.expr]:
@@ -54,7 +49,6 @@ def _targets(loop: ast.For | ast.While) -> list[ast.expr]:
 
 
 _NOTHING: frozenset[str] = frozenset()
-_SKIPPED = "weft_skipped"
 _Ends = tuple[frozenset[str], frozenset[str]]
 
 

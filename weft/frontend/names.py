@@ -17,6 +17,7 @@ from weft.lang.vectors import MatrixType, VectorType
 from weft.values import mutable
 
 MISSING: Any = object()
+SKIPPED = "weft_skipped"  # a mark of a name that is read, see `is_skipped`
 SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 # Attributes of a constant's module whose members the compiler knows itself.
 KNOWN_MODULES = ("math", "cmath", "torch", "numpy", "weft", "builtins", "operator", "functools")
@@ -439,3 +440,8 @@ def read_first(statements: Iterable[ast.stmt]) -> set[str]:
     reads = Reads()
     reads.statements([*statements], frozenset())
     return {root for chain in reads.chains if (root := root_name(chain)) is not None}
+
+
+def is_skipped(node: ast.Name) -> bool:
+    """Whether it is read where what assigns it by ``:=`` may have been skipped."""
+    return hasattr(node, SKIPPED)

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from weft.errors import KernelNameError
-from weft.frontend.certain import is_skipped
 from weft.frontend.kinds import Operand, RegionChanged, Static, Unbound
-from weft.frontend.names import dotted, own_of_loops
+from weft.frontend.names import dotted, is_skipped, own_of_loops
 from weft.frontend.specs import constant_key
 from weft.lang import names
 from weft.lang.elements import Elementwise

@@ -148,6 +148,7 @@ def flags(tree: ast.FunctionDef) -> ast.FunctionDef:
 
 def _flags_before(node: ast.stmt) -> list[str]:
     """The variables that a statement of the host part sets to literal bools."""
+    pairs: list[tuple[ast.expr, ast.expr]]
     match node:
         case ast.Assign(targets=targets, value=value):
             pairs = [(target, value) for target in targets]

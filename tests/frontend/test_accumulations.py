@@ -101,6 +101,24 @@ def flags(x):
     return found, positive, some, every, neither
 
 
+@weft.kernel
+def flags_of_one_statement(x):
+    total, found, positive = 0.0, False, True
+    large: bool = False
+    small = tiny = True
+    for i in x:
+        total += x[i]
+        if x[i] > 2.0:
+            found = True
+        if x[i] < -1:
+            positive = False
+            tiny = False
+        if x[i] > 3:
+            large = True
+            small = False
+    return total, found, positive, large, small, tiny
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 17, 127])
 def test_accumulations(n: int) -> None:
     x = torch.randn(n, generator=torch.Generator().manual_seed(n))
@@ -108,6 +126,7 @@ def test_accumulations(n: int) -> None:
     same(local, x, torch.full((n,), torch.nan))
     for values in (x, x.abs(), 9 * x, x.new_zeros(n)):
         same(flags, values)
+        same(flags_of_one_statement, values)
 
 
 @pytest.mark.parametrize("n", [1, 2, 17])

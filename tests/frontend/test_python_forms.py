@@ -333,3 +333,18 @@ def test_a_chain_of_comparisons_ends_with_the_first_that_fails(plain, debug: boo
     plain(x, found[0])
     weft.kernel(debug=debug)(plain)(x, found[1])
     assert found[0].tolist() == found[1].tolist()
+
+
+def parts_of_what_is_not_assigned(x, out):
+    for i in range(out.shape[0]):
+        a = [x[i], 2 * x[i], 3 * x[i], 4 * x[i]]
+        out[i] = sum(a[i - 2 :]) + 2 * len(a[: i - 4]) + (1.0, 2.0, 4.0, 8.0)[i:][0 - len(a[i:])]
+        for v in a[:: -1 - i % 2]:
+            out[i] = 0.5 * out[i] + v
+
+
+def test_a_list_that_is_only_read_has_parts_of_run_time_bounds() -> None:
+    x, found = torch.rand(4), torch.zeros(2, 4)
+    parts_of_what_is_not_assigned(x, found[0])
+    weft.kernel(parts_of_what_is_not_assigned)(x, found[1])
+    torch.testing.assert_close(found[1], found[0])

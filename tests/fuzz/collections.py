@@ -16,7 +16,9 @@ from tests.fuzz.check import function, shaped
 
 def place(random: Random) -> str:
     """A member of ``xs``, or of what is nested in ``ps``: by a constant, or at run time."""
-    at = random.choice(("0", "1", "-1", "i % 3", "(i + j) % 3", "m[i]", "(2 * m[j]) % 3"))
+    at = random.choice(
+        ("0", "1", "-1", "i % 3", "(i + j) % 3", "m[i]", "(2 * m[j]) % 3", "i % 3 - 3", "-1 - m[j]")
+    )
     if random.random() < 0.3:
         return f"ps[{random.choice(('0', 'i % 2', 'm[i] % 2'))}][{random.randrange(2)}]"
     return f"xs[{at}]"

@@ -50,10 +50,13 @@ class Draw(Text):
     def whole(self) -> str:
         return self.pick("i", "k", "1", "2", "len(g)", *[f"j{n}" for n in range(self.loops)])
 
+    def of(self, count: int) -> str:
+        return self.at(self.whole(), count)
+
     def number(self) -> str:
-        return self.pick(f"{self.fixed()}[{self.whole()} % 4]", f"sum({self.fixed()}) * 0.25", "s",
+        return self.pick(f"{self.fixed()}[{self.of(4)}]", f"sum({self.fixed()}) * 0.25", "s",
                          f"x[i] * {self.whole()}", f"sum(v * 0.5 for v in {self.growing()})",
-                         f"t[{self.whole()} % 2][{self.whole()} % 3]", "0.5",
+                         f"t[{self.of(2)}][{self.of(3)}]", "0.5",
                          f"{self.fixed()}[-1] - {self.fixed()}[0]",
                          "sum(u * 0.125 + w for u, w in q)")  # fmt: skip
 
@@ -82,18 +85,18 @@ class Draw(Text):
         match self.random.randrange(12 if depth else 9):
             case 0 | 1:
                 sign = self.pick("=", "+=", "*=")
-                return [f"{self.fixed()}[{self.whole()} % 4] {sign} {self.number()} * 0.5"]
+                return [f"{self.fixed()}[{self.of(4)}] {sign} {self.number()} * 0.5"]
             case 2:
                 one = self.growing()
                 return [self.pick(f"if len({one}) < 9: {one}.append({self.number()})",
                                   f"if len({one}) > 1: s += {one}.pop()",
-                                  f"t[{self.whole()} % 2][{self.whole()} % 3] = {self.number()}",
+                                  f"t[{self.of(2)}][{self.of(3)}] = {self.number()}",
                                   f"if len(q) < 9: q.append(({self.number()}, {self.whole()}))",
                                   f"{self.pick('t', 'w')}[k % 2][0] += s")]  # fmt: skip
             case 3:
                 return [f"s = s * 0.5 + {self.number()}"]
             case 4 if depth == 2 and self.random.random() < 0.5:
-                return [f"row = t[{self.whole()} % 2]"]
+                return [f"row = t[{self.of(2)}]"]
             case 4:
                 return [f"s = put({self.fixed()}, {self.whole()}, {self.number()} * 0.5)"]
             case 5 | 6 | 7 | 8:

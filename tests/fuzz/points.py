@@ -39,6 +39,11 @@ class Text:
     def pick(self, *choices: str) -> str:
         return self.random.choice(choices)
 
+    def at(self, whole: str, count: int) -> str:
+        """A subscript of ``count`` items by an integer: from the front, or from the end."""
+        front = f"{whole} % {count}"
+        return self.pick(front, front, f"{front} - {count}", f"-1 - {front}")
+
 
 def beside_the_python(random: Random, text: str, columns: int, refused: Collection[str]) -> bool:
     """The kernel ``text`` of ``x`` (5) and ``out`` (5, columns) leaves the numbers that the Python

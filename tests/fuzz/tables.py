@@ -52,17 +52,20 @@ class Draw(Text):
     def place(self) -> str:
         """An element of a table."""
         if self.random.random() < 0.2:
-            return f"c[{self.whole()} % 2][{self.whole()} % 2][{self.pick('0', '1', '-1')}]"
+            return f"c[{self.of(2)}][{self.of(2)}][{self.pick('0', '1', '-1')}]"
         if self.random.random() < 0.2:
-            return f"row[{self.whole()} % 4]"
-        row = self.pick(f"{self.whole()} % 3", f"{self.whole()} % 3", "0", "-1")
-        return f"t[{row}][{self.whole()} % 4]"
+            return f"row[{self.of(4)}]"
+        row = self.pick(self.of(3), self.of(3), "0", "-1")
+        return f"t[{row}][{self.of(4)}]"
+
+    def of(self, count: int) -> str:
+        return self.at(self.whole(), count)
 
     def number(self, depth: int = 2) -> str:
         if not depth or self.random.random() < 0.3:
             return self.pick("x[i]", "0.5", "s", "p.a", "q.b", "d['u']", "d['v']", self.place(),
                              self.place(), f"{self.whole()} % 5", "sum(row)", "max(t[0])",
-                             f"W[{self.whole()} % 2][{self.whole()} % 3]")  # fmt: skip
+                             f"W[{self.of(2)}][{self.of(3)}]")  # fmt: skip
         left, right = self.number(depth - 1), self.number(depth - 1)
         return f"({left} {self.pick(*'+-*')} {right}) * 0.5"
 
@@ -86,14 +89,17 @@ class Draw(Text):
                                   f"p = P({self.number(1)}, q.b)", "q = copy.copy(p)",
                                   f"p = dataclasses.replace(q, a={self.number(1)})")]  # fmt: skip
             case 6 if depth == 2:  # what a name stands for must not depend on control flow
-                return [f"row = t[{self.whole()} % 3]"]
+                return [f"row = t[{self.of(3)}]"]
             case 6 | 7:
                 return [f"s = s * 0.5 + {self.number()}"]
             case 8:
                 body = self.block(depth - 1)
                 return [f"if {self.whole()} % 3 {self.pick('<', '==')} 1:", *body]
             case 9:
-                body = ["        s += sum(each) * 0.1", f"        each[{self.whole()} % 4] = s"]
+                body = [
+                    "        s += sum(each) * 0.1",
+                    f"        each[{self.of(4)}] = s",
+                ]
                 return ["for each in t:", *[line[4:] for line in body]]
             case _:
                 name, self.loops = f"j{self.loops}", self.loops + 1
@@ -107,8 +113,8 @@ class Draw(Text):
         return self.pick(
             f"g.append(({a}, {b}))",
             f"g.insert({b} % 3, ({a}, {b}))",
-            f"g[{b} % 3] = ({a}, {b})",
-            f"s += g[{b} % 3][0] * 0.25",
+            f"g[{self.at(b, 3)}] = ({a}, {b})",
+            f"s += g[{self.at(b, 3)}][0] * 0.25",
             "g[0], g[-1] = g[-1], g[0]",
             "g.sort()",
             "g.reverse()",
@@ -132,7 +138,7 @@ class Draw(Text):
             "W = [[1.0, -0.5, 0.25], [2.0, 0.0, 0.5]]", "p, q = P(x[i] * 2, 1.0), P(0.5, -1.0)",
             "d = {'u': x[i] * 0.5, 'v': 1.0}", "s, k = 0.25, m[i] % 4",
             "g = [(x[i], 1), (0.5, k), (s, 2)]", "t[0][0] = 0.0",
-            "c[0][0][0] = 0.0", f"row = t[{self.whole()} % 3]", "row[1] = 0.5",
+            "c[0][0][0] = 0.0", f"row = t[{self.of(3)}]", "row[1] = 0.5",
         ]  # fmt: skip
         body = [line for _ in range(self.random.randint(4, 9)) for line in self.statement()]
         tail = [

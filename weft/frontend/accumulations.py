@@ -140,10 +140,27 @@ def _members(loop: ast.For, structs: set[str]) -> Iterator[Place]:
 
 def flags(tree: ast.FunctionDef) -> ast.FunctionDef:
     """The kernel with the flags that its loops only set, each to one value, as accumulations."""
-    known = {name for statement in tree.body for name, _ in _set(statement)}
+    known = {name for statement in tree.body for name in _flags_before(statement)}
     new = copy.copy(tree)
     new.body = [_setting(s, known) if isinstance(s, ast.For) and known else s for s in tree.body]
     return new
+
+
+def _flags_before(node: ast.stmt) -> list[str]:
+    """The variables that a statement of the host part sets to literal bools."""
+    pairs: list[tuple[ast.expr, ast.expr]]
+    match node:
+        case ast.Assign(targets=targets, value=value):
+            pairs = [(target, value) for target in targets]
+        case ast.AnnAssign(target=target, value=ast.Constant() as value):
+            pairs = [(target, value)]
+        case _:
+            return []
+    for target, value in pairs:
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            pairs += zip(target.elts, value.elts, strict=False)
+    return [target.id for target, value in pairs if isinstance(target, ast.Name)
+            and isinstance(value, ast.Constant) and isinstance(value.value, bool)]  # fmt: skip
 
 
 def _set(node: ast.AST) -> list[tuple[str, bool]]:

@@ -292,14 +292,9 @@ def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
     if isinstance(base, Tup):
         items = base.items if base.in_order else []
         if isinstance(node.slice, ast.Slice) and base.in_order:
-            bounds = [None if p is None else cx.expression(p) for p in
-                      (node.slice.lower, node.slice.upper, node.slice.step)]  # fmt: skip
-            known = [b.value if isinstance(b, Static) else None for b in bounds]
-            if all(b is None or isinstance(b, Static) for b in bounds):
-                if known[2] == 0 or any(k is not None and type(k) is not int for k in known):
-                    raise KernelTypeError("a tuple is sliced by integers, by steps other than 0",
-                                          span, help="write a[1:3]")  # fmt: skip
-                return Tup(items[slice(*known)])
+            found = list_methods.part_of_tuple(cx, base, node.slice, span)
+            if found is not None:
+                return found
         elif not isinstance(node.slice, ast.Slice):
             position = cx.expression(node.slice)
             found = named.call_special(cx, base, "__getitem__", [position], span)

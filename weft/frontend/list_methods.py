@@ -148,12 +148,32 @@ def item(cx: Lowering, x: Operand, node: ast.expr, span: Span) -> Operand:
 
 def part(cx: Lowering, x: Operand, node: ast.Slice, span: Span) -> Operand:
     """``x[start:stop:step]``: a copy."""
-    start, stop = (
-        Static(None) if p is None else cx.expression(p) for p in (node.lower, node.upper)
-    )
-    step = Static(1) if node.step is None else cx.expression(node.step)
+    return _part(cx, x, _bounds(cx, node), span)
+
+
+def part_of_tuple(cx: Lowering, x: Tup, node: ast.Slice, span: Span) -> Operand | None:
+    """The same of a tuple, or of a list that is one: a list where a bound is known at run time
+    only. None of such a part of what are not numbers."""
+    bounds = _bounds(cx, node)
+    known = [b.value for b in bounds if isinstance(b, Static)]
+    if len(known) == len(bounds):
+        if known[2] == 0 or any(k is not None and type(k) is not int for k in known):
+            raise KernelTypeError("a tuple is sliced by integers, by steps other than 0", span,
+                                  help="write a[1:3]")  # fmt: skip
+        return Tup(x.items[slice(*known)])
+    if not x.items or not all(map(dtype_of, x.items)):
+        return None
+    return _part(cx, copied(cx, [x], span), bounds, span)
+
+
+def _bounds(cx: Lowering, node: ast.Slice) -> list[Operand]:
+    parts = ((node.lower, None), (node.upper, None), (node.step, 1))
+    return [Static(default) if p is None else cx.expression(p) for p, default in parts]
+
+
+def _part(cx: Lowering, x: Operand, bounds: list[Operand], span: Span) -> Operand:
     made = new(cx, room(x), span)
-    named.inlined(cx, lists.part, [made, x, start, stop, step], span)
+    named.inlined(cx, lists.part, [made, x, *bounds], span)
     return made
 
 

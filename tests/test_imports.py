@@ -53,7 +53,8 @@ assert kernels.plain(x).tolist() == [3.0, 6.0, 9.0, 12.0]
 assert kernels.total(torch.ones(3, 4)).item() == 12.0
 origins = {s.origin for k in (kernels.plain, kernels.total) for s in k.specializations}
 print(*origins)
-print(*(m for m in sys.modules if m.partition(".")[0] in ("weft", "llvmlite", "islpy")))
+packages = "weft", "llvmlite", "islpy", "fractions"
+print(*(m for m in sys.modules if m.partition(".")[0] in packages))
 """
 SHADER = """
 import sys
@@ -116,6 +117,9 @@ def test_a_call_from_the_disk_cache_imports_no_compiler(tmp_path):
     origins, names = run(CALLS, tmp_path)
     assert origins == ["compiled"]
     assert loaded(names, COMPILER) != []
+    assert loaded(names, ("weft.schedule.choose", "fractions")) == [], (
+        "for GPUs, and for rare folds"
+    )
     origins, names = run(CALLS + GRADIENT, tmp_path)
     assert origins == ["disk"]
     assert loaded(names, (*COMPILER, *LATER)) == []

@@ -46,8 +46,6 @@ from weft.passes.split_quotients import split_quotients
 from weft.passes.tile import tile
 from weft.passes.widen import widen
 from weft.passes.write_out import carries_small_arrays, small_loops, write_out
-from weft.schedule.choose import candidate, for_large_calls
-from weft.schedule.grid import threads_of
 from weft.schedule.language import Cooperate, Schedule, SharedArrays, only, parse, several, show
 from weft.schedule.nest import loops_of
 from weft.schedule.recurrences import MOST_JOINT, composes
@@ -318,6 +316,8 @@ def _gpu_texts(
     """The stages behind the passes: of each candidate the IR after its steps, then the code by the
     schedule that is ``taken``, whose steps ``step`` is told of."""
     from weft.codegen import cuda, ptx  # code generation for GPUs is not needed without one
+    from weft.schedule.choose import candidate, for_large_calls  # likewise
+    from weft.schedule.grid import threads_of
 
     facts = cuda.analyse(function, asked)
     schedule = parse(taken) if taken else for_large_calls(facts.candidates, facts.asked)

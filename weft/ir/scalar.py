@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from weft.ir import float8, philox
 from weft.ir.core import Op
 from weft.ir.types import ScalarType, Type, bf16, i1
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 Rule = Callable[..., Any]
 
@@ -181,7 +183,7 @@ def _fma(op: Op, a: Any, b: Any, c: Any) -> Any:
     rounded_twice = a * b + c
     if not all(np.isfinite([a, b, c])):  # a product of numbers does not overflow on the way
         return c if np.isfinite(a) and np.isfinite(b) else rounded_twice
-    exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
+    exact = _exactly(float(a)) * _exactly(float(b)) + _exactly(float(c))
     if exact == 0:
         return rounded_twice  # its sign is that of the sum
     return _nearest(exact, type)
@@ -197,7 +199,20 @@ def _nearest(exact: Fraction, type: ScalarType) -> Any:
         return guess
     around = [np.nextafter(guess, guess.dtype.type(s * np.inf)) for s in (-1, 1)]
     finite = [x for x in (guess, *around) if np.isfinite(x)]
-    return min(finite, key=lambda x: (abs(Fraction(float(x)) - exact), bits_of(x, type) & 1))
+    return min(finite, key=lambda x: (abs(_exactly(float(x)) - exact), bits_of(x, type) & 1))
+
+
+def _of_integer(value: int, type: ScalarType) -> Any:
+    if abs(value) < 1 << 53 and float(made := to_float(float(value), type)) == value:
+        return made
+    return _nearest(_exactly(value), type)
+
+
+def _exactly(value: float) -> Fraction:
+    # Compiling a loop seldom needs it, and it takes a fiftieth of the time of a first call.
+    from fractions import Fraction
+
+    return Fraction(value)
 
 
 # --- conversions -------------------------------------------------------------------------------
@@ -268,8 +283,8 @@ SCALAR_RULES: dict[str, Rule] = {
     "arith.extui": lambda op, a: wrap(unsigned(a, _operand(op)), _result(op)),
     "arith.trunci": lambda op, a: wrap(int(a), _result(op)),
     "arith.index_cast": lambda op, a: wrap(signed(a, _operand(op)), _result(op)),
-    "arith.sitofp": lambda op, a: _nearest(Fraction(signed(a, _operand(op))), _result(op)),
-    "arith.uitofp": lambda op, a: _nearest(Fraction(unsigned(a, _operand(op))), _result(op)),
+    "arith.sitofp": lambda op, a: _of_integer(signed(a, _operand(op)), _result(op)),
+    "arith.uitofp": lambda op, a: _of_integer(unsigned(a, _operand(op)), _result(op)),
     "arith.fptosi": _fptosi,
     "arith.fptoui": _fptoui,
     "arith.extf": lambda op, a: to_float(a, _result(op)),

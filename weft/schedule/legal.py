@@ -14,9 +14,9 @@ from typing import Any
 from weft.errors import ScheduleError
 from weft.ir.core import Op, walk
 from weft.ir.types import f32, i1, i8, i16
+from weft.ir.uniform import WARP
 from weft.ir.views import For, Parallel, is_constant
 from weft.ir.writes import loaded
-from weft.schedule.grid import WARP
 from weft.schedule.language import (
     Bind,
     Block,

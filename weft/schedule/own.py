@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import abc
+from typing import TYPE_CHECKING
 
 from weft.ir.core import Function, Op
-from weft.schedule.guards import Guard
 from weft.schedule.language import Schedule
 from weft.schedule.nest import LoopNest, Refusal
+
+if TYPE_CHECKING:
+    from weft.schedule.guards import Guard
 
 
 class OwnStep(abc.ABC):

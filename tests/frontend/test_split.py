@@ -323,8 +323,20 @@ def test_refused_name_read_after_the_loop():
         "    return t\n"
         "           ^\n"
         "help: each iteration has a `t` of its own: store it in a tensor, or accumulate into a "
-        "value from before the loop (`t += ...`; of a place, after the loop that finds the value "
-        "there: `t = min(t, i)`)"
+        "value from before the loop (`t += ...`; of a place, after one that finds the value: "
+        "`t = min(t, i)`)"
+    )
+
+
+def test_refused_index_read_after_the_loop():
+    def kernel(x):
+        for i, j in x:
+            x[i, j] = 0.0
+        return j
+
+    assert error_text(KernelNameError, kernel).endswith(
+        "help: each iteration has a `j` of its own: store it in a tensor, or write what it is "
+        "last, by the bounds of the loop"
     )
 
 

@@ -7,6 +7,7 @@ import types
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,12 +18,14 @@ COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "6"))
 PARTS = max(COUNT // 100, 1)  # so that several processes take part
 BODIES = ("v * A", "v + 1.0", "min(v, B)", "-v", "v * cfg.c + B", "abs(v) / 3")
 
+HELD = ("L[0]", "L[1]", "D['k']", "cfg.pair[1]")
+
 pytestmark = pytest.mark.fuzz
 
 
 def expression(random: Random, depth: int) -> str:
     if depth == 0:
-        return random.choice(("x[i]", "x[i]", "A", "B", "cfg.c", "0.5", "2"))
+        return random.choice(("x[i]", "x[i]", "A", "B", "cfg.c", "0.5", "2", *HELD))
     a, b = expression(random, depth - 1), expression(random, depth - 1)
     kind = random.random()
     if kind < 0.5:
@@ -47,8 +50,15 @@ def one(random: Random, scope: dict[str, Any]) -> Any:
 
 
 def change(random: Random, scope: dict[str, Any]) -> None:
-    kind = random.randrange(7)
-    if kind < 2:
+    kind = random.randrange(10)
+    number = random.choice((random.uniform(-2.0, 2.0), 3, np.float64(0.25), np.int64(-2), True))
+    if kind == 7:
+        scope["L"][random.randrange(2)] = number
+    elif kind == 8:
+        scope["D"]["k"] = number
+    elif kind == 9:
+        scope["cfg"].pair = random.choice(((0.5, number), [number, 1.5]))
+    elif kind < 2:
         scope["A"] = random.choice((random.uniform(-2.0, 2.0), 3, -1.5))
     elif kind == 2:
         scope["B"] = random.choice((random.randint(-9, 9), 1 << 40, 2.5))
@@ -66,7 +76,8 @@ def check_captured(random: Random) -> None:
     text = text_of(random)
     plain = function(text)
     scope = plain.__globals__
-    scope.update(A=0.5, B=2, cfg=types.SimpleNamespace(c=0.75), mod=types.ModuleType("mod"))
+    scope.update(A=0.5, B=2, cfg=types.SimpleNamespace(c=0.75, pair=(1, 0.5)), L=[1.0, np.int64(2)],
+                 D={"k": np.float64(0.5)}, mod=types.ModuleType("mod"))  # fmt: skip
     scope["mod"].f = one(random, scope)
     kernel = weft.kernel(strict_math=True)(plain)
     x = torch.randn(3, dtype=torch.float64)

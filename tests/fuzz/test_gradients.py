@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.gradients import check_gradients, check_recurrences, check_second
+from tests.fuzz.graphs import check_graphs
 from tests.fuzz.histories import check_history
 from tests.fuzz.results import check_results
 from tests.fuzz.special import check_special
@@ -98,6 +99,13 @@ def test_derivatives_where_two_operands_of_an_extremum_are_equal(part: int) -> N
 def test_transforms_of_random_kernels_change_no_number(part: int) -> None:
     count = max(COUNT // 4 // FEWER, 6)
     assert outcomes(check_transforms, count)["compared"] > 0.5 * count
+
+
+@pytest.mark.parametrize("part", range(FEWER))
+@pytest.mark.slow
+def test_graphs_of_random_host_parts_change_no_number(part: int) -> None:
+    count = max(COUNT // 4 // FEWER, 8)
+    assert outcomes(check_graphs, count)["compared"] > 0.25 * count
 
 
 @pytest.mark.parametrize("part", range(FEWER))

@@ -504,12 +504,14 @@ class _ReadsAfter:
     def _refuse(self, chain: ast.expr, private: dict[str, ast.For]) -> None:
         name = root_name(chain)
         if name in private:
+            use = "write what it is last, by the bounds of the loop"
+            if name not in bound_names(private[name].target):
+                use = (f"accumulate into a value from before the loop (`{name} += ...`; of a place"
+                       f", after one that finds the value: `{name} = min({name}, i)`)")  # fmt: skip
             raise KernelNameError(
-                f"`{name}` is read after the device loop that assigns it "
-                f"(line {private[name].lineno})", self.source.span(chain),
-                help=f"each iteration has a `{name}` of its own: store it in a tensor, or "
-                f"accumulate into a value from before the loop (`{name} += ...`; of a place, after "
-                f"the loop that finds the value there: `{name} = min({name}, i)`)",
+                f"`{name}` is read after the device loop that assigns it (line "
+                f"{private[name].lineno})", self.source.span(chain),
+                help=f"each iteration has a `{name}` of its own: store it in a tensor, or {use}",
             )  # fmt: skip
 
 

@@ -228,3 +228,33 @@ func.func @array(%x: memref<?xf32>) {
 def test_branches_that_make_an_array_stay() -> None:
     for form in emit.compile_shader(parse_function(ARRAY), "wgsl").forms:
         assert re.search(r"if \(\w+\) \{\n *var \w+: array<f32, 2>;", form.stages[0].text)
+
+
+@weft.kernel
+def normed(x, out):
+    for i in range(x.shape[0]):
+        s = 0.0
+        for j in range(x.shape[1]):
+            s += x[i, j] * x[i, j]
+        for j in range(x.shape[1]):
+            out[i, j] = x[i, j] / s
+
+
+@weft.kernel
+def normed_in_place(x):
+    for i in range(x.shape[0]):
+        s = 0.0
+        for j in range(x.shape[1]):
+            s += x[i, j] * x[i, j]
+        for j in range(x.shape[1]):
+            x[i, j] /= s
+
+
+def test_threads_wait_for_buffers_only_where_one_may_load_what_another_stored() -> None:
+    """That is a wait for the whole device's memory."""
+    apart = by(optimized(normed, meta(9, 999), meta(9, 999)), "cooperate")
+    in_place = by(optimized(normed_in_place, meta(9, 999)), "cooperate")
+    for lines, waits in ((apart, False), (in_place, True)):
+        words = [line.strip() for line in lines]
+        assert "workgroupBarrier();" in words
+        assert ("storageBarrier();" in words) is waits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack
 
-from weft.codegen.shader.arrays import Arrays
+from weft.codegen.shader.arrays import Arrays, whole
 from weft.codegen.shader.dialects import Dialect, register, type_of
 from weft.codegen.shader.memory import View
 from weft.codegen.shader.needed import needed
@@ -28,6 +28,7 @@ from weft.ir.views import (
     memory,
     reported,
 )
+from weft.ir.writes import loaded, written
 from weft.passes.constants import canonical
 
 _FEW = 8  # operations that are carried out, and not branched around
@@ -59,6 +60,9 @@ class Printer(Arrays):
         # A check that fails ends the thread where nobody waits for it.
         self.may_leave = not any(op.name == "gpu.barrier" for op in walk(function.body))
         self.folds = folds(function)
+        # Threads may load from a buffer what others have stored there.
+        stored, read = set(map(whole, written(function))), set(map(whole, loaded(function)))
+        self.hands_over = any(memref in stored & read for memref in function.args)
         self.lanes = lanes(function, joined)
         self.constants: dict[Value, Number] = {}  # results of operations on constants
         self.needed = needed(function, joined)
@@ -143,7 +147,7 @@ class Printer(Arrays):
         self.let(op, op.result, where)
 
     def barrier(self, op: Op) -> None:
-        for text in self.d.barrier().split("\n"):
+        for text in self.d.barrier(buffers=self.hands_over):
             self.line(text)
 
     # -- control

@@ -203,6 +203,23 @@ def test_loads_stand_where_a_driver_need_not_wait_for_each() -> None:
     assert "[select(" not in metal
 
 
+@weft.kernel
+def filtered(x, w, out):
+    for b, c in weft.ndrange(x.shape[0], x.shape[2]):
+        s = 0.0
+        for t in range(x.shape[1]):
+            s = w[0, c] * x[b, t, c] + w[1, c] * weft.sin(s * w[2, c]) + w[3, c] * weft.cos(s)
+            out[b, t, c] = s + w[4, c]
+
+
+def test_elements_that_copies_of_a_turn_load_are_loaded_once() -> None:
+    lines = by(optimized(filtered, meta(8, 768, 768), meta(5, 768), meta(8, 768, 768)), "prefetch")
+    loops = [k for k, line in enumerate(lines) if "for (;" in line]
+    weights = [k for k, line in enumerate(lines) if "= a0[" in line]
+    assert len(weights) == 10  # five before the loop of four turns each, and before the rest
+    assert not any(loops[0] < k < loops[0] + 50 for k in weights)
+
+
 ARRAY = """
 func.func @array(%x: memref<?xf32>) {
   %c0 = arith.constant 0 : index

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack
 
@@ -28,7 +29,7 @@ from weft.ir.views import (
     memory,
     reported,
 )
-from weft.ir.writes import loaded, written
+from weft.ir.writes import loaded
 from weft.passes.constants import canonical
 
 _FEW = 8  # operations that are carried out, and not branched around
@@ -60,9 +61,6 @@ class Printer(Arrays):
         # A check that fails ends the thread where nobody waits for it.
         self.may_leave = not any(op.name == "gpu.barrier" for op in walk(function.body))
         self.folds = folds(function)
-        # Threads may load from a buffer what others have stored there.
-        stored, read = set(map(whole, written(function))), set(map(whole, loaded(function)))
-        self.hands_over = any(memref in stored & read for memref in function.args)
         self.lanes = lanes(function, joined)
         self.constants: dict[Value, Number] = {}  # results of operations on constants
         self.needed = needed(function, joined)
@@ -145,6 +143,12 @@ class Printer(Arrays):
         name = op.name.removeprefix("gpu.")
         where = register(name, op.attrs["dimension"], self.threads, folds=self.folds)
         self.let(op, op.result, where)
+
+    @functools.cached_property
+    def hands_over(self) -> bool:
+        """Whether threads may load from a buffer what others have stored there."""
+        read = set(map(whole, loaded(self.function)))
+        return any(self.views[v].buffer.written for v in self.function.args if v in read)
 
     def barrier(self, op: Op) -> None:
         for text in self.d.barrier(buffers=self.hands_over):

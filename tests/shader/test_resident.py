@@ -455,6 +455,52 @@ def test_so_do_those_that_the_host_part_makes_by_python(make) -> None:
     assert y.equal(expected)
 
 
+@weft.kernel
+def _tiled(x: torch.Tensor, n: int, m: int) -> torch.Tensor:
+    out = x.new_zeros(n, m)
+    for i, j in weft.ndrange(n, m):
+        if i != j:
+            out[i, j] = x[i % 2, j % 3] + n
+    return out
+
+
+@weft.kernel
+def _turned(x: torch.Tensor) -> torch.Tensor:
+    out = x.new_empty(x.shape[1], x.shape[0], dtype=torch.int16)
+    for i, j in weft.ndrange(x.shape[0], x.shape[1]):
+        out[j, i] = 3 * x[i, j]
+    return out
+
+
+def test_results_of_sizes_of_their_own_are_made_without_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In half the time, once calls of these sizes were there a few times."""
+    from weft.lang import resident
+
+    tiled, turned = _tiled.on("webgpu"), _turned.on("webgpu")
+    x, count, dispatched = weft.webgpu.buffer(torch.randn(2, 3)), 0, resident._dispatched
+
+    def counted(*args: object) -> object:
+        nonlocal count
+        count += 1
+        return dispatched(*args)  # type: ignore[arg-type]
+
+    plain = x.as_subclass(torch.Tensor)
+    for k in range(6):
+        if k == 5:
+            monkeypatch.setattr(resident, "_dispatched", counted)
+        found = [(n, m, tiled(x, n, m)) for n, m in ((4, 5), (5, 4), (1, 1), (4, 5))]
+        found_turned = turned(x), turned(weft.webgpu.buffer(plain.T.contiguous()))
+        monkeypatch.undo()
+        for n, m, result in found:
+            assert type(result) is Resident
+            assert torch.equal(result.as_subclass(torch.Tensor), _tiled(plain, n, m))
+        for given, result in zip((plain, plain.T), found_turned, strict=True):
+            assert result.tolist() == (3 * given).T.short().tolist()
+    assert count == 0
+
+
 def test_memory_of_results_is_not_lent_while_something_has_it() -> None:
     x = buffer(torch.arange(300.0))
     expected = 2 * torch.arange(300.0)

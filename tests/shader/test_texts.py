@@ -203,6 +203,23 @@ def test_loads_stand_where_a_driver_need_not_wait_for_each() -> None:
     assert "[select(" not in metal
 
 
+@weft.kernel
+def filtered(x, w, out):
+    for b, c in weft.ndrange(x.shape[0], x.shape[2]):
+        s = 0.0
+        for t in range(x.shape[1]):
+            s = w[0, c] * x[b, t, c] + w[1, c] * weft.sin(s * w[2, c]) + w[3, c] * weft.cos(s)
+            out[b, t, c] = s + w[4, c]
+
+
+def test_elements_that_copies_of_a_turn_load_are_loaded_once() -> None:
+    lines = by(optimized(filtered, meta(8, 768, 768), meta(5, 768), meta(8, 768, 768)), "prefetch")
+    loops = [k for k, line in enumerate(lines) if "for (;" in line]
+    weights = [k for k, line in enumerate(lines) if "= a0[" in line]
+    assert len(weights) == 10  # five before the loop of four turns each, and before the rest
+    assert not any(loops[0] < k < loops[0] + 50 for k in weights)
+
+
 ARRAY = """
 func.func @array(%x: memref<?xf32>) {
   %c0 = arith.constant 0 : index
@@ -228,3 +245,33 @@ func.func @array(%x: memref<?xf32>) {
 def test_branches_that_make_an_array_stay() -> None:
     for form in emit.compile_shader(parse_function(ARRAY), "wgsl").forms:
         assert re.search(r"if \(\w+\) \{\n *var \w+: array<f32, 2>;", form.stages[0].text)
+
+
+@weft.kernel
+def normed(x, out):
+    for i in range(x.shape[0]):
+        s = 0.0
+        for j in range(x.shape[1]):
+            s += x[i, j] * x[i, j]
+        for j in range(x.shape[1]):
+            out[i, j] = x[i, j] / s
+
+
+@weft.kernel
+def normed_in_place(x):
+    for i in range(x.shape[0]):
+        s = 0.0
+        for j in range(x.shape[1]):
+            s += x[i, j] * x[i, j]
+        for j in range(x.shape[1]):
+            x[i, j] /= s
+
+
+def test_threads_wait_for_buffers_only_where_one_may_load_what_another_stored() -> None:
+    """That is a wait for the whole device's memory."""
+    apart = by(optimized(normed, meta(9, 999), meta(9, 999)), "cooperate")
+    in_place = by(optimized(normed_in_place, meta(9, 999)), "cooperate")
+    for lines, waits in ((apart, False), (in_place, True)):
+        words = [line.strip() for line in lines]
+        assert "workgroupBarrier();" in words
+        assert ("storageBarrier();" in words) is waits

@@ -182,7 +182,7 @@ def direct(
     does something else, takes arguments that the loop does not, or returns not exactly what is
     made."""
     recipe, parts = recipe_of(kernel), kernel.parts
-    if recipe is None or recipe.whole or any(m.sizes is not None for m in recipe.made):
+    if recipe is None or recipe.defaults or any(isinstance(p, Computed) for p in recipe.places):
         return None
     kinds = inspect.Parameter
     positional = kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD
@@ -204,7 +204,9 @@ def direct(
              for p in recipe.places]  # fmt: skip
     zeros = [m.zeros for m in recipe.made]
     casts = policy and policy.casts
-    return Direct(entry, install, order, zeros, recipe.guards, plain, casts)
+    sized = any(m.sizes is not None for m in recipe.made)
+    whole = sorted(recipe.whole)
+    return Direct(entry, install, order, zeros, recipe.guards, plain, casts, sized, whole)
 
 
 def recipe_of(kernel: KernelLike) -> Recipe | None:

@@ -164,7 +164,8 @@ class Direct:
     that the arguments' kinds decide. ``zeros``: which new tensors are filled with them. ``guards``:
     on what the host part calls. ``plain``: the types of arguments that need no dispatcher.
     ``casts``: whether arguments are cast under autocast, which the check of tensors sees: such
-    calls are the kernel's own."""
+    calls are the kernel's own. ``sized``: a new tensor has sizes of its own, by the arguments
+    ``whole``, which are numbers."""
 
     entry: Callable[..., Any]
     install: Callable[[Callable[..., Any]], None]
@@ -173,6 +174,8 @@ class Direct:
     guards: Sequence[Guard]
     plain: Set[type]
     casts: Callable[[Sequence[Any]], bool] | None
+    sized: bool = False
+    whole: Sequence[int] = ()
 
     def work(self, loop: native.FastCall, args: Sequence[Any]) -> native.FastCall | None:
         """What a builtin does in place of the kernel, where ``loop`` is what one does for its loop,
@@ -184,7 +187,10 @@ class Direct:
         if self.casts is not None and torch._C._is_any_autocast_enabled():
             special = special or self.casts([args[k] for k in sorted(given, key=given.__getitem__)])
         made = [args[k] for k in fresh.values()]  # those of a subclass only the host part can make
-        special = special or not all(type(t) is torch.Tensor or isinstance(t, Housed) for t in made)
+        # (Those of sizes of their own cost a dispatch to Python where they live on a device alone.)
+        special = special or not all(
+            isinstance(t, Housed) or (type(t) is torch.Tensor and not self.sized) for t in made
+        )
         if special or loop.check is None or not {*loop.mutated} <= given.keys():
             return None
         makers = [fresh_maker(args[fresh[n]], zeros) for n, zeros in enumerate(self.zeros)]
@@ -199,6 +205,8 @@ class Direct:
             slots=[*new, *range(len(loop.extents), len(loop.extents) + len(loop.makers))],
             objects=[*loop.objects],
         )  # fmt: skip
+        for k in self.whole:
+            work.step(record.EQUAL, k, type=int, objects=[args[self.order.index(k)]])
         tensors: list[torch.Tensor] = []
         for step in loop.steps:
             k = step.argument

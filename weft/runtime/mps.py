@@ -92,7 +92,7 @@ class MpsCompiled(Compiled):
 class Mps(Language):
     """Metal's language, for torch's device "mps"."""
 
-    version, error, kind, shares = 5, MpsError, MpsCompiled, True
+    version, error, kind, shares = 6, MpsError, MpsCompiled, True
 
     def __init__(self) -> None:
         super().__init__("mps", "msl", lambda: DEVICE)

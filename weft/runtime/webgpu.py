@@ -29,7 +29,7 @@ _MOST_BINDINGS, _MOST_LAUNCHES = 64, 1024  # of a call that are kept
 class WebGpu(Language):
     """Shaders in WGSL, for the device of this process; or what tests ask for."""
 
-    version, error = 12, WebGpuError
+    version, error = 13, WebGpuError
 
     def __init__(
         self, name: str = "webgpu", dialect: str = "wgsl", device: Callable[[], Device] = device

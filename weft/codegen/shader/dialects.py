@@ -119,7 +119,10 @@ class Dialect(abc.ABC):
         ``new`` now; else ``old`` is what it holds."""
 
     @abc.abstractmethod
-    def barrier(self) -> str: ...
+    def barrier(self, *, buffers: bool) -> Sequence[str]:
+        """What the threads of a block wait at for each other, and for what they have stored to its
+        arrays; ``buffers``: to buffers, too, which takes far longer."""
+
     @abc.abstractmethod
     def module(
         self, entry: str, buffers: Sequence[tuple[str, str, bool]], shared: Sequence[str],
@@ -187,8 +190,8 @@ class Wgsl(Dialect):
             f"if (!{done}) {{ {old} = {found}.old_value; }}",
         )
 
-    def barrier(self) -> str:
-        return "workgroupBarrier();\nstorageBarrier();"
+    def barrier(self, *, buffers: bool) -> Sequence[str]:
+        return ("workgroupBarrier();", "storageBarrier();")[: 1 + buffers]
 
     def module(
         self, entry: str, buffers: Sequence[tuple[str, str, bool]], shared: Sequence[str],
@@ -275,8 +278,9 @@ static u32 countOneBits(u32 value) { return popcount(value); }
         call = f"atomic_compare_exchange_weak_explicit(&{place}, &{old}, {new}, {order})"
         return (f"{done} = {call};",)
 
-    def barrier(self) -> str:
-        return "threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);"
+    def barrier(self, *, buffers: bool) -> Sequence[str]:
+        more = " | mem_flags::mem_device" * buffers
+        return (f"threadgroup_barrier(mem_flags::mem_threadgroup{more});",)
 
     def module(
         self, entry: str, buffers: Sequence[tuple[str, str, bool]], shared: Sequence[str],

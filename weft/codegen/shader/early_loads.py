@@ -7,6 +7,7 @@ loop writes. Where the loop may have no turn, place 0 is loaded instead, which e
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from typing import Any
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
@@ -15,7 +16,7 @@ from weft.ir.types import MemRefType
 from weft.ir.views import For, constant_of, memory, surely_less
 from weft.ir.writes import written
 
-_MOST = 16  # loads in front of a loop: each takes a register as long as it runs
+_MOST = 16  # elements that are loaded in front of a loop: each takes a register as long as it runs
 _ENDS = ("weft.assert", "weft.bounds")
 
 
@@ -35,6 +36,7 @@ class _Plan:
         self.read = {v for v in function.args if isinstance(v.type, MemRefType)} - set(changed)
         self.loads: dict[Op, list[tuple[Op, Sequence[Op]]]] = {}
         self.inside: dict[Op, set[Value]] = {}
+        self.places: dict[Op, set[tuple[Any, ...]]] = {}
         if self.read and not any(op.name in _ENDS for op in walk(function.body)):
             self.block(function.body, ())
 
@@ -64,9 +66,14 @@ class _Plan:
             target = k
             needed += For(around[k]).bounds[:2]
         if target < len(around):
-            own = self.loads.setdefault(around[target], [])
-            if len(own) < _MOST:
-                own.append((op, around[target:]))
+            loop = around[target]
+            places = self.places.setdefault(loop, set())
+            memref, subscripts, _ = memory(op)
+            numbers = [v if (n := constant_of(v)) is None else n for v in subscripts]
+            place = memref, op.attrs.get("offset", 0), *numbers
+            if place in places or len(places) < _MOST:  # copies of a turn load the same
+                places.add(place)
+                self.loads.setdefault(loop, []).append((op, around[target:]))
 
 
 def _movable(value: Value, inside: Set[Value]) -> bool:

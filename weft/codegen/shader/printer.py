@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack
 
-from weft.codegen.shader.arrays import Arrays
+from weft.codegen.shader.arrays import Arrays, whole
 from weft.codegen.shader.dialects import Dialect, register, type_of
 from weft.codegen.shader.memory import View
 from weft.codegen.shader.needed import needed
@@ -28,6 +29,7 @@ from weft.ir.views import (
     memory,
     reported,
 )
+from weft.ir.writes import loaded
 from weft.passes.constants import canonical
 
 _FEW = 8  # operations that are carried out, and not branched around
@@ -142,8 +144,14 @@ class Printer(Arrays):
         where = register(name, op.attrs["dimension"], self.threads, folds=self.folds)
         self.let(op, op.result, where)
 
+    @functools.cached_property
+    def hands_over(self) -> bool:
+        """Whether threads may load from a buffer what others have stored there."""
+        read = set(map(whole, loaded(self.function)))
+        return any(self.views[v].buffer.written for v in self.function.args if v in read)
+
     def barrier(self, op: Op) -> None:
-        for text in self.d.barrier().split("\n"):
+        for text in self.d.barrier(buffers=self.hands_over):
             self.line(text)
 
     # -- control

@@ -56,8 +56,10 @@ class Writer:
 
     def noted(self, op: Op, *values: Value) -> None:
         for value in values:
-            if value.type in (i64, index, f64):
-                self.made.first.setdefault("f64" if value.type is f64 else "i64", op)
+            if value.type is i64 or value.type is index:
+                self.made.first.setdefault("i64", op)
+            elif value.type is f64:
+                self.made.first.setdefault("f64", op)
 
     def of(self, value: Value) -> str:
         number = constant_of(value)

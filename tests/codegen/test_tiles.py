@@ -445,3 +445,32 @@ def test_what_a_loop_carries_into_an_arm_differs_between_lanes(dtype: torch.dtyp
     carried_through_an_arm.interpret(x, y, expected, 4)
     carried_through_an_arm(x, y, out, 4)
     torch.testing.assert_close(out, expected)
+
+
+@weft.kernel
+def sampled(image, places, out):
+    """Two numbers of a place tell what is read; an odd first one reads the second again."""
+    for i, j in weft.ndrange(out.shape[1], out.shape[2]):
+        for c in range(out.shape[0]):
+            s = image[c, weft.i32(places[i, j, 0])]
+            if weft.i32(places[i, j, 0]) % 2 == 1:
+                s += 2 * image[c, weft.i32(places[i, j, 1])]
+            out[c, i, j] = s
+
+
+@pytest.mark.skipif(NO_TILES, reason="this CPU has no vectors that tiles can use")
+@pytest.mark.parametrize("steps", ["vectorize(j, 4, 8)", "unroll_jam(i, 2); vectorize(j, 4, 4)"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
+@pytest.mark.parametrize("length", [2, 3, 7], ids=["as named", "longer", "much longer"])
+def test_lanes_part_rows_whose_elements_are_named(
+    length: int, dtype: torch.dtype, steps: str
+) -> None:
+    """Also behind conditions that some lanes meet, and where a tile is not whole."""
+    kernel = weft.kernel(schedule={"cpu": steps})(sampled.function)
+    for columns in (1, 8, 21, 64):
+        places = torch.randint(0, 50, (3, columns, length), dtype=torch.int32).to(dtype)
+        image, out = torch.rand(2, 50), torch.full((2, 3, columns), torch.nan)
+        kernel(image, places, out)
+        x, y = places[..., 0].long(), places[..., 1].long()
+        torch.testing.assert_close(out, image[:, x] + (x % 2 == 1) * 2 * image[:, y])
+    assert "shufflevector <8 x " in str(kernel.inspect(image, places, out)["llvm"])

@@ -15,7 +15,10 @@ from weft.codegen.lane_values import Instance, LaneBounds, LaneValues, Masks, pi
 from weft.codegen.llvm import loop, stoppable
 from weft.ir.core import Block, Op, Value, walk
 from weft.ir.views import For, If, Parallel
+from weft.schedule.known_rows import named_rows
 from weft.schedule.variation import Variation
+
+IN_ROWS = 4  # elements of a row, beyond which a gather of one is better than loads of all
 
 
 def parallel_loop(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
@@ -38,7 +41,8 @@ class VectorEmitter:
         down = Variation(op.body, dict.fromkeys(rows, 1), masked=True)
         along = Variation(op.body, {column: -1 if self.reverse else 1}, beside=down)
         self.v = LaneValues(e, (down, along), jam, self.copies // width, width)
-        self.memory, self.bounds = LaneMemory(self.v), LaneBounds(self.v)
+        self.memory = LaneMemory(self.v, named_rows(list(walk(op.body)), IN_ROWS))
+        self.bounds = LaneBounds(self.v)
 
     def emit(self) -> None:
         """Writes the loop."""

@@ -445,3 +445,114 @@ def test_what_a_loop_carries_into_an_arm_differs_between_lanes(dtype: torch.dtyp
     carried_through_an_arm.interpret(x, y, expected, 4)
     carried_through_an_arm(x, y, out, 4)
     torch.testing.assert_close(out, expected)
+
+
+@weft.kernel
+def sampled(image, places, out):
+    """Two numbers of a place tell what is read; an odd first one reads the second again."""
+    for i, j in weft.ndrange(out.shape[1], out.shape[2]):
+        for c in range(out.shape[0]):
+            s = image[c, weft.i32(places[i, j, 0])]
+            if weft.i32(places[i, j, 0]) % 2 == 1:
+                s += 2 * image[c, weft.i32(places[i, j, 1])]
+            out[c, i, j] = s
+
+
+@pytest.mark.skipif(NO_TILES, reason="this CPU has no vectors that tiles can use")
+@pytest.mark.parametrize("steps", ["vectorize(j, 4, 8)", "unroll_jam(i, 2); vectorize(j, 4, 4)"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
+@pytest.mark.parametrize("length", [2, 3, 7], ids=["as named", "longer", "much longer"])
+def test_lanes_part_rows_whose_elements_are_named(
+    length: int, dtype: torch.dtype, steps: str
+) -> None:
+    """Also behind conditions that some lanes meet, and where a tile is not whole."""
+    kernel = weft.kernel(schedule={"cpu": steps})(sampled.function)
+    for columns in (1, 8, 21, 64):
+        places = torch.randint(0, 50, (3, columns, length), dtype=torch.int32).to(dtype)
+        image, out = torch.rand(2, 50), torch.full((2, 3, columns), torch.nan)
+        kernel(image, places, out)
+        x, y = places[..., 0].long(), places[..., 1].long()
+        torch.testing.assert_close(out, image[:, x] + (x % 2 == 1) * 2 * image[:, y])
+    assert "shufflevector <8 x " in str(kernel.inspect(image, places, out)["llvm"])
+
+
+@weft.kernel
+def windows(x, weights, out):
+    """A sum over five by three neighbours."""
+    for c, i, j in out:
+        s = out[c, i, j]
+        for p in range(5):
+            for q in range(3):
+                s += x[c, i + p, j + q] * weights[c, p, q]
+        out[c, i, j] = s
+
+
+@pytest.mark.skipif(NO_TILES, reason="this CPU has no vectors that tiles can use")
+@pytest.mark.parametrize("steps", ["vectorize(j, 4, 16)", "unroll_jam(i, 2); vectorize(j, 4, 16)"])
+@pytest.mark.parametrize("columns", [1, 4, 5, 8, 9, 16, 17, 20, 23, 30])
+def test_edges_of_few_columns(columns: int, steps: str) -> None:
+    """By one, two or four vectors, each with masks."""
+    kernel = weft.kernel(schedule={"cpu": steps})(windows.function)
+    x, weights = torch.rand(2, 11, columns + 2), torch.rand(2, 5, 3)
+    out = torch.rand(2, 7, columns)
+    shifted = [x[:, p : p + 7, q : q + columns] * weights[:, p, q, None, None]
+               for p in range(5) for q in range(3)]  # fmt: skip
+    wanted = out + sum(shifted)
+    kernel(x, weights, out)
+    torch.testing.assert_close(out, wanted)
+    text = str(kernel.inspect(x, weights, out)["scheduled ir"])
+    assert [text.count(f"masked = true, vector = [1, {n}, 4]") for n in (4, 8, 16)] == [1, 1, 1]
+
+
+@weft.kernel
+def three(x, out):
+    for i, j in out:
+        s = 0.0
+        for k in range(3):
+            s += x[i + k, j]
+        out[i, j] = s
+
+
+@weft.kernel
+def ninety(x, out):
+    for i, j in out:
+        s = 0.0
+        for k in range(90):
+            s += x[i + k, j]
+        out[i, j] = s
+
+
+@weft.kernel
+def as_many_as_asked(x, out, n: int):
+    for i, j in out:
+        s = 0.0
+        for k in range(n):
+            s += x[i + k, j]
+        out[i, j] = s
+
+
+@weft.kernel
+def exponentials(x, out):
+    for i, j in out:
+        s = 0.0
+        for k in range(3):
+            s += math.exp(x[i + k, j])
+        out[i, j] = s
+
+
+@pytest.mark.skipif(NO_TILES, reason="this CPU has no vectors that tiles can use")
+@pytest.mark.parametrize(
+    ("kernel", "more", "turns"),
+    [(three, (), 3), (ninety, (), 90), (as_many_as_asked, (3,), 3), (exponentials, (), 3)],
+    ids=["few", "many", "unknown", "a function"],
+)  # fmt: skip
+def test_few_turns_of_little_code_are_unrolled(
+    kernel: weft.Kernel, more: tuple[int, ...], turns: int
+) -> None:
+    by_lanes = weft.kernel(schedule={"cpu": "vectorize(j, 8, 8)"})(kernel.function)
+    x, out = torch.rand(99, 24), torch.empty(5, 24)
+    by_lanes(x, out, *more)
+    terms = x.exp() if kernel is exponentials else x
+    torch.testing.assert_close(out, sum(terms[k : 5 + k] for k in range(turns)))
+    llvm = str(by_lanes.inspect(x, out, *more)["llvm"])
+    assert ("llvm.loop.unroll.full" in llvm) == (kernel is three)

@@ -104,8 +104,9 @@ def test_parts_mean_the_same(text: str, schedule: str) -> None:
         column("f32", "addf", LOADED, last="memref.store %a, %s[%k] : memref<?xT>"),
         column("f32", "addf", LOADED).replace("memref.load %x[%i, %j] : memref<?x?xf32>",
                                               "memref.load %t[%i] : memref<?xf32>"),
+        column("f32", "addf", LOADED).replace("%i = %c0 to %n", "%i = %c0 to %c1"),
     ],
-    ids=["product", "strict", "overlap", "stored twice", "reads what is stored"],
+    ids=["product", "strict", "overlap", "stored twice", "reads what is stored", "one turn"],
 )  # fmt: skip
 def test_what_stays_whole(text: str) -> None:
     made = apply_cpu(parse_function(text), (), CpuMachine(16))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from math import prod
 
 from weft.codegen.emit import View, memory_type
 from weft.codegen.lane_values import Instance, LaneValues, Masks
@@ -11,14 +12,16 @@ from weft.codegen.llvm import address
 from weft.ir.core import Op, Value
 from weft.ir.types import ScalarType
 from weft.ir.views import memory
+from weft.schedule.known_rows import Rows
 
 
 class LaneMemory:
     """Loads and stores of ``values``, by how their places vary with the lane: scalars, vectors of
-    neighbours, or each lane by itself."""
+    neighbours, or each lane by itself. ``rows``: of arrays, the sizes of the last axes for which
+    neighbouring lanes load whole rows, and part their elements."""
 
-    def __init__(self, values: LaneValues) -> None:
-        self.v, self.e = values, values.e
+    def __init__(self, values: LaneValues, rows: Rows) -> None:
+        self.v, self.e, self.rows = values, values.e, rows
 
     def load(self, op: Op) -> None:
         memref, indices, _ = memory(op)
@@ -29,7 +32,8 @@ class LaneMemory:
             def one(at: Instance) -> str:
                 return self.load_vector(view, places.get(at, places[0, at[1]]), at, step)
         else:
-            one = partial(self.load_scalar if step == 0 else self.gather, op)
+            each = self.in_rows if self.has_row(op) else self.gather
+            one = partial(self.load_scalar if step == 0 else each, op)
         self.v.names[op.result] = {at: one(at) for at in self.v.copies(op.result)}
 
     def places(
@@ -89,6 +93,56 @@ class LaneMemory:
             self.masked("gather", ty), vector, self.pointers(memref, indices, at),
             *self.by(element, at), (vector, "zeroinitializer"),
         )  # fmt: skip
+
+    def has_row(self, op: Op) -> bool:
+        """Whether neighbouring lanes load from neighbouring rows, each the same element."""
+        memref, indices, _ = memory(op)
+        last = len(indices) - len(self.rows.get(memref, indices))
+        slopes = [self.v.slope(i) for i in indices[:last]]
+        return last > 0 and slopes == [*[0] * (last - 1), 1]
+
+    def in_rows(self, op: Op, at: Instance) -> str:
+        """Loads an element of each lane's row: with all that they have, where rows have as many
+        elements as is thought, and all lanes are active."""
+        (memref, indices, _), e, v = memory(op), self.e, self.v
+        sizes, view = self.rows[memref], e.views[memref]
+        vector = v.of(memory_type(view.type.element))
+        known = "true" if v.mask is None else v.across_all("and", {at: v.mask[at]})
+        for size, wanted in zip(view.sizes[-len(sizes) :], sizes, strict=True):
+            known = e.inst(f"and i1 {known}, {e.inst(f'icmp eq i64 {size}, {wanted}')}")
+        whole, apart, join, splats = e.label("rows"), e.label("apart"), e.label("on"), v.splats
+        e.branch(known, whole, apart)
+        e.start(whole)
+        v.splats = dict(splats)
+        parted, first = self.parted(view, indices, sizes, at), e.block
+        e.jump(join)
+        e.start(apart)
+        v.splats = dict(splats)
+        gathered, second = self.gather(op, at), e.block
+        e.jump(join)
+        v.splats = splats
+        e.start(join)
+        name, slot = e.phi(vector)
+        e.fill(slot, (parted, first), (gathered, second))
+        return name
+
+    def parted(
+        self, view: View, indices: Sequence[Value], sizes: Sequence[int], at: Instance
+    ) -> str:
+        """The elements of rows of ``sizes`` that lie behind each other, one of each row."""
+        e, v, length, number = self.e, self.v, prod(sizes), 0
+        outer, inner = indices[: -len(sizes)], indices[-len(sizes) :]
+        for size, index in zip(sizes, inner, strict=True):
+            number = number * size + int(e.constants[index])
+        element, count = view.type.element, length * v.width
+        ty, zeros = memory_type(element), ["0"] * len(inner)
+        pointer = address(e, view, [*(v.name(i, (at[0], 0)) for i in outer), *zeros])
+        if at[1]:
+            pointer = e.inst(f"getelementptr {ty}, ptr {pointer}, i64 {at[1] * count}")
+        kind = f"<{count} x {ty}>"
+        rows = e.inst(f"load {kind}, ptr {pointer}, align {element.bytes}")
+        order = ", ".join(f"i32 {number + length * lane}" for lane in range(v.width))
+        return e.inst(f"shufflevector {kind} {rows}, {kind} poison, {v.of('i32')} <{order}>")
 
     def loads(self, element: ScalarType, base: str, offsets: str, at: Instance) -> str:
         """The elements at ``offsets`` from ``base``, one by one. Lanes that are not active load

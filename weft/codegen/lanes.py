@@ -7,6 +7,7 @@ ragged rest with them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from weft.codegen.arith import RULES, note_range
 from weft.codegen.emit import INDEX_BITS, Emitter
@@ -14,8 +15,13 @@ from weft.codegen.lane_memory import LaneMemory
 from weft.codegen.lane_values import Instance, LaneBounds, LaneValues, Masks, pick
 from weft.codegen.llvm import loop, stoppable
 from weft.ir.core import Block, Op, Value, walk
-from weft.ir.views import For, If, Parallel
+from weft.ir.ops import is_slow
+from weft.ir.views import For, If, Parallel, constant_of
+from weft.schedule.known_rows import named_rows
 from weft.schedule.variation import Variation
+
+IN_ROWS = 4  # elements of a row, beyond which a gather of one is better than loads of all
+WRITTEN_OUT = 240  # operations of all turns of a loop, up to which it is unrolled
 
 
 def parallel_loop(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
@@ -25,6 +31,23 @@ def parallel_loop(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         return RULES[op.name](e, op, operands)
     VectorEmitter(e, op).emit()
     return ()
+
+
+def written_out(op: Op, values: LaneValues) -> float:
+    """The operations of all turns of a serial loop; infinite where only a call says how many these
+    are."""
+    low, high = map(constant_of, For(op).bounds[:2])
+    if low is None or high is None:
+        return inf
+    each = 0.0
+    for inner in op.body.ops[:-1]:
+        if inner.name == "scf.for":
+            each += written_out(inner, values)
+        elif inner.regions or is_slow(inner.name):  # a function is much code
+            return inf
+        else:
+            each += max((len(values.copies(v)) for v in inner.results), default=1)
+    return max(high - low, 0) * each
 
 
 class VectorEmitter:
@@ -38,7 +61,8 @@ class VectorEmitter:
         down = Variation(op.body, dict.fromkeys(rows, 1), masked=True)
         along = Variation(op.body, {column: -1 if self.reverse else 1}, beside=down)
         self.v = LaneValues(e, (down, along), jam, self.copies // width, width)
-        self.memory, self.bounds = LaneMemory(self.v), LaneBounds(self.v)
+        self.memory = LaneMemory(self.v, named_rows(list(walk(op.body)), IN_ROWS))
+        self.bounds = LaneBounds(self.v)
 
     def emit(self) -> None:
         """Writes the loop."""
@@ -234,8 +258,9 @@ class VectorEmitter:
                         nexts.append(value)
             return nexts
 
+        unroll = "full" if written_out(op, v) <= WRITTEN_OUT else "disable"
         flags = [e.module.node('!{!"llvm.loop.vectorize.enable", i1 false}'),
-                 e.module.node('!{!"llvm.loop.unroll.disable"}')]  # fmt: skip
+                 e.module.node(f'!{{!"llvm.loop.unroll.{unroll}"}}')]  # fmt: skip
         metadata = e.module.node(f"!{{{{self}}, {', '.join(flags)}}}")
 
         def run(begin: str, end: str, state: Sequence[str]) -> list[str]:

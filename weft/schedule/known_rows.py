@@ -45,15 +45,21 @@ def _rows(loop: Op) -> Rows:
     ops = list(walk(loop.body))
     if len(ops) > MOST:
         return {}
+    found = named_rows(ops)
+    loops = [op for op in (loop, *ops) if op.name == "scf.for"] if found else []
+    moving = {memory(op)[0] for inner in loops for op in _moving(inner)}
+    return {array: sizes for array, sizes in found.items() if array in moving}
+
+
+def named_rows(ops: Sequence[Op], longest: int = LONGEST) -> Rows:
+    """The arguments with rows, of ``longest`` elements at most, that ``ops`` name by numbers."""
     found: Rows = {}
     for array in dict.fromkeys(memory(op)[0] for op in ops if _is_plain(op)):
         uses = [op for op in ops if array in op.operands]
         if array.op is None and array.memref.layout == "contiguous":
             sizes = _sizes(uses) if all(map(_is_plain, uses)) else ()
-            found |= {array: sizes} if 1 < prod(sizes) <= LONGEST else {}
-    loops = [op for op in (loop, *ops) if op.name == "scf.for"] if found else []
-    moving = {memory(op)[0] for inner in loops for op in _moving(inner)}
-    return {array: sizes for array, sizes in found.items() if array in moving}
+            found |= {array: sizes} if 1 < prod(sizes) <= longest else {}
+    return found
 
 
 def _moving(loop: Op) -> list[Op]:

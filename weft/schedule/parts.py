@@ -76,6 +76,9 @@ def _reduction(function: Function, parallel: Op) -> _Reduction | None:
     inside, bounds = defined([body]), For(loop).bounds
     if bounds[0].type is not index or not is_constant(bounds[2], 1):
         return None
+    first, last = constant_of(bounds[0]), constant_of(bounds[1])
+    if first is not None and last is not None and last - first < 2 * LEAST:
+        return None  # a part of all, whatever the sizes are
     stores = [op for op in body.ops if op.name == "memref.store"]
     arrays = [memory(op)[0] for op in stores]
     users = [op for op in walk(body) for v in op.operands if v in loop.results]

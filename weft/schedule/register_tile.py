@@ -30,6 +30,7 @@ from weft.schedule.variation import Variation
 # along rows, and where they go down columns.
 FEW_ROWS, FEW_COLUMNS = 4, 2
 SMALL = 16  # operations of an iteration
+LITTLE = 24  # up to which the edge of each row has code of its own for few columns
 
 
 def register_tile(
@@ -79,6 +80,7 @@ class _Tile:
         few = any("short" in op.attrs for op in walk(parallel.body))
         self.narrow = len(axes) == 1 and not vector.reverse and operations <= SMALL and not few
         loops = [op for op in parallel.body.ops if op.name == "scf.for" and not few]
+        self.little = len(axes) > 1 and operations <= LITTLE and not few and self._alike()
         self.sums = {op for op in loops if only_sums(op, sums)}
         self.guard = tile_guard(parallel, [*self.sides])
         self.begins: dict[int, Value] = {}
@@ -86,6 +88,12 @@ class _Tile:
         self.lowers: list[Value] = []
         self.uppers: list[Value] = []
         self.indices: list[Value] = []
+
+    def _alike(self) -> bool:
+        """Whether all lanes run the same turns of loops."""
+        body = self.parallel.body
+        along = Variation(body, {body.args[self.column]: 1})
+        return all(along.uniform(*For(op).bounds[:2]) for op in walk(body) if op.name == "scf.for")
 
     def loop(self) -> Op:
         """The loop over tiles, or over strips of them."""
@@ -202,14 +210,31 @@ class _Tile:
             ends[axis] = build.op("arith.minsi", end, self.uppers[axis])
         row = next((axis for axis in self.sides if axis != self.column), None)
         if row is None:
-            self._vectors(ends, self.columns, self.lanes, masked=True)
+            self._masked(ends)
             return
         rows = build.parallel([self.begins[row]], [ends[row]], [build.index(1)])
         self.indices[row] = rows.body.args[0]
         self.indices[row].name = self.parallel.body.args[row].name
         with build.at(rows.body):
-            self._vectors({self.column: ends[self.column]}, self.columns, self.lanes, masked=True)
+            self._masked({self.column: ends[self.column]})
             build.do("scf.reduce")
+
+    def _masked(self, ends: dict[int, Value]) -> None:
+        """The columns up to ``ends`` with masks: by one or two vectors where these are enough."""
+        build, column = self.build, self.column
+
+        def vectors(counts: list[int]) -> None:
+            count, *others = counts
+            made = partial(self._vectors, ends, count, self.lanes, masked=True)
+            if not others:
+                made()
+                return
+            left = build.op("arith.subi", ends[column], self.begins[column], overflow="nsw")
+            fits = self._compare("sle", left, build.index(count))
+            build.either(fits, made, partial(vectors, others), edge=True)
+
+        few = [count for count in (self.lanes, 2 * self.lanes) if count < self.columns]
+        vectors([*(few if self.little else ()), self.columns])
 
     def _narrow(self) -> None:
         """The columns that are left where these are one vector at most: of a sum of few columns

@@ -115,7 +115,7 @@ def test_a_compiled_batch_of_what_the_host_part_makes_once(form: str):
     @weft.kernel
     def of_sizes(x: torch.Tensor) -> torch.Tensor:
         s = x.sin()
-        out = torch.empty(x.shape[0] * 2)
+        out = torch.empty(x.shape[0] * 2, device=x.device)
         for i in range(x.shape[0]):
             out[i] = s[i]
             out[i + x.shape[0]] = 2 * x[i]
@@ -124,7 +124,7 @@ def test_a_compiled_batch_of_what_the_host_part_makes_once(form: str):
     @weft.kernel
     def zeros(x: torch.Tensor) -> torch.Tensor:
         s = x.sin()
-        out = torch.zeros(2 * x.shape[0])
+        out = torch.zeros(2 * x.shape[0], device=x.device)
         for i in range(x.shape[0]):
             out[i] += s[i]
             out[i + x.shape[0]] = 2 * x[i]

@@ -295,6 +295,17 @@ def test_loops_of_a_gradient_go_by_name() -> None:
     assert found == "cover()"
 
 
+def test_each_loop_of_the_table_can_be_asked_for() -> None:
+    """That which counts the turns of a `while` for its tape, too."""
+    kernel = weft.kernel(gallery.newton_sqrt.function)
+    x = torch.rand(9) + 0.5
+    rows = kernel.backward.schedules(x, 1e-6)
+    assert {row.loop for row in rows} == {"newton_sqrt_0_trips", "newton_sqrt_0_adjoint"}
+    for row in rows:
+        kernel.backward.schedule("cpu", row.schedule, row.loop)
+        assert kernel.options.asked("cpu", row.loop) == row.schedule
+
+
 def test_the_gradient_is_compiled_by_what_is_asked_for() -> None:
     kernel = weft.kernel(causal_conv.causal_conv.function)
     meta = torch.empty(4, 64, device="meta"), torch.empty(2, 4, 64, device="meta"), 0.1

@@ -83,7 +83,9 @@ class Backward(_Derived):
         """The names of the loops of gradients that were derived so far."""
         for _, loop in self.loops():
             for adjoint in loop.adjoints:
-                yield from (step.name for step in adjoint.steps)
+                lengths = adjoint.lengths
+                counting = lengths.measure if lengths is not None else None
+                yield from (step.name for step in (counting, *adjoint.steps) if step is not None)
 
     @user_frames
     def schedules(

@@ -197,7 +197,8 @@ def test_lists_that_change_places_are_what_they_are_in_python(plain, dtype):
     expected, found = torch.zeros(4, dtype=dtype), torch.full((4,), -1.0, dtype=dtype)
     plain(x, expected)
     weft.kernel(plain)(x, found)
-    torch.testing.assert_close(found, expected)
+    loose = {"rtol": 2e-6, "atol": 1e-6} if plain is of_torch else {}  # its arrays are float32
+    torch.testing.assert_close(found, expected, **loose)
 
 
 @pytest.mark.parametrize("plain", SMOOTH, ids=lambda f: f.__name__)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 
 from weft.ir.builder import Rewriter
-from weft.ir.core import Function, Op, Value, walk
+from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.views import For, Parallel, is_constant
 from weft.schedule.accumulations import accumulations
 from weft.schedule.language import Schedule, UnrollJam, Vectorize, only
@@ -264,20 +264,9 @@ class _Tile:
         left = build.op("arith.subi", upper, begin, overflow="nsw")
         # Of all columns, not of those that are left: a loop behind whole vectors is not worth it.
         every = build.op("arith.subi", upper, build.lookup(Parallel(self.parallel).lowers[column]))
-        few = FEW_ROWS if self._along_rows() else FEW_COLUMNS
+        few = FEW_ROWS if _along_rows(self.parallel.body, self.column) else FEW_COLUMNS
         asked = self._compare("slt", every, build.index(few))
         build.either(asked, single, partial(masked, widths), edge=True)
-
-    def _along_rows(self) -> bool:
-        """Whether a loop inside goes along rows, of which iterations have different ones."""
-        body = self.parallel.body
-        columns = Variation(body, {body.args[self.column]: 1})
-        for loop in (op for op in walk(body) if op.name == "scf.for"):
-            turns = Variation(loop.body, {For(loop).index: 1})
-            loads = (op for op in walk(loop.body) if op.name == "memref.load")
-            if any(turns.stride(op) in (1, -1) and columns.stride(op) != 0 for op in loads):
-                return True
-        return False
 
     def _single(self, indices: Sequence[Value]) -> None:
         """The iteration of a tile that is one vector."""
@@ -313,3 +302,14 @@ class _Tile:
         with build.at(loop.body):
             (write or partial(build.inline, old))(indices)
             build.do("scf.reduce")
+
+
+def _along_rows(body: Block, column: int) -> bool:
+    """Whether a loop in ``body`` goes along rows, of which iterations have different ones."""
+    columns = Variation(body, {body.args[column]: 1})
+    for loop in (op for op in walk(body) if op.name == "scf.for"):
+        turns = Variation(loop.body, {For(loop).index: 1})
+        loads = (op for op in walk(loop.body) if op.name == "memref.load")
+        if any(turns.stride(op) in (1, -1) and columns.stride(op) != 0 for op in loads):
+            return True
+    return False

@@ -125,7 +125,8 @@ def test_a_condition_that_holds_in_a_whole_tile_is_not_in_it(kernel, text: str) 
         function, made = tiled(kernel, text, x, out)
         whole, *edges = guards(made)  # at an edge by one vector, too, where a tile has several
         assert whole is (kernel is not guarded)
-        assert edges and all(edges)
+        assert edges
+        assert all(edges)
         plain, by_tiles = arguments(function, (x, out)), arguments(function, (x, out))
         run(function, plain)
         run(made, by_tiles, order="random", seed=sum(shape), races=True)

@@ -198,8 +198,9 @@ def _exact_remainder(cx: Lowering, a: list[Operand], span: Span) -> Operand:
 def _float_power(cx: Lowering, a: list[Operand], span: Span) -> Operand:
     """Python's ``math.pow``: of floats, where the root of -0.0 is 0 and that of -inf is not NaN."""
     s = cx.scalars
-    base, exponent = (s.cast(v, "float", span) if is_int(s.number(v, span)) and
-                      not isinstance(v, Static) else v for v in a)  # fmt: skip
+    floats = [s.cast(v, "float", span) if is_int(s.number(v, span)) else v for v in a]
+    # Constants stay what they are, once it is known that a float holds them.
+    base, exponent = (v if isinstance(v, Static) else f for v, f in zip(a, floats, strict=True))
     if isinstance(base, Static) and isinstance(exponent, Static):
         return s.binary("**", base, Static(float(exponent.value)), span)
     found = s.binary("**", base, exponent, span)

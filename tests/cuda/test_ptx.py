@@ -121,12 +121,13 @@ def test_ptxas_takes_the_gallery(name: str, arch: str) -> None:
             # Addresses of 64 bits with strides, and several sums in step: ptxas would rather
             # spill a few words than use more registers; and more of them where the threads of a
             # grid that is too small for the sizes go on to other iterations in step.
-            # And before a loop whose turns are eight at a time: .360 ms of causal_conv on an H200,
-            # where four, which spill nothing, take .362.
+            # (And before a loop of staged rows by eight turns at a time: so causal_conv takes .360
+            # ms on an H200, and .362 by four, which spill nothing.)
             small = only(schedule, IndexWidth) is not None and not jammed
-            turns = max((w.turns for w in schedule if isinstance(w, RegisterWindow)), default=0)
-            more = again or turns == 8
-            assert use.spill_loads + use.spill_stores <= (0 if small else 160 if more else 40)
+            window = only(schedule, RegisterWindow)
+            eight = window is not None and bool(window.staged) and window.turns == 8
+            most = 0 if small else 160 if again else 120 if eight else 40
+            assert use.spill_loads + use.spill_stores <= most
 
 
 SHORT = (("softmax", 0),)

@@ -153,6 +153,8 @@ class Generator:
                 self.emit(indent, f"{name} {self.pick('+=', '-=')} ({self.int_expression(1)}) % 7")
             else:
                 self.emit(indent, f"{name} = ({self.int_expression()}) % 101")
+        elif kind == 4 and self.random.random() < 0.3:
+            self.shifted(indent, self.random.choice(self.floats))
         elif kind == 4:
             f, k = self.random.choice(self.floats), self.random.choice(self.ints)
             self.emit(indent, f"{f}, {k} = 0.25 * {f}, ({k} + {self.int_expression(2)}) % 13")
@@ -172,6 +174,17 @@ class Generator:
         else:
             self.emit(indent, f"if {self.condition()}:")
             self.emit(indent + 1, f"{self.random.choice(self.floats)} = {self.bounded(1)}")
+
+    def shifted(self, indent: int, f: str) -> None:
+        """The exponentials of two numbers less one of them, as a running softmax has them."""
+        self.fresh += 1
+        b, m = f"b{self.fresh}", f"m{self.fresh}"
+        self.emit(indent, f"{b} = {self.bounded(1)}")
+        chosen = f"({b} if {self.condition()} else {f})"
+        self.emit(indent, f"{m} = {self.pick(f'max({f}, {b})', f'min({b}, {f})', chosen)}")
+        parts = [f"weft.math.exp({name} - {m})" for name in (f, b)]
+        self.random.shuffle(parts)
+        self.emit(indent, f"{f} = weft.math.tanh({parts[0]} - 0.25 * {parts[1]} * {f})")
 
     def body(self, indent: int, depth: int) -> None:
         for _ in range(self.random.randint(1, 3)):

@@ -167,6 +167,8 @@ class _Smooth(Generator):
             self.emit(indent, f"{f} {self.pick('=', '+=', '-=')} {self.bounded(1)}")
         elif kind <= 3:
             self.emit(indent, f"{f} *= 1.0 + 0.4 * {self.bounded(1)}")
+        elif kind == 4 and self.random.random() < 0.3:
+            self.shifted(indent, f)
         elif kind == 4:
             self.emit(indent, f"{f} = 0.7 * {f} {self.pick('+', '-')} {self.bounded(1)}")
         elif kind == 5:

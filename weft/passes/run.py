@@ -30,6 +30,7 @@ from weft.passes.relax_atomics import relax_atomics
 from weft.passes.reuse_output_as_scratch import reuse_output_as_scratch
 from weft.passes.separate_sums import separate_sums
 from weft.passes.serialize_reductions import serialize_reductions
+from weft.passes.share_exponentials import share_exponentials
 from weft.passes.shorten_chains import shorten_chains
 from weft.passes.simplify import choices, simplify
 from weft.passes.split_quotients import split_quotients
@@ -70,6 +71,7 @@ PIPELINE: list[Pass] = [
     cse,  # reciprocals of one number
     choices,  # of one number twice, which LLVM takes for one choice
     if_convert,  # sums under a condition, which loops then only sum
+    share_exponentials,  # of a running softmax: one of two is 1
     strength,  # only now, because index sets read divisions more easily than shifts
     dce,  # all that is left without a use
     fuse,  # loops of the same iterations

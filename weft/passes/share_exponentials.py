@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
-from weft.ir.views import made_by
+from weft.ir.views import Select, made_by
 
 _NAMES = ("math.exp", "math.exp2")
 
@@ -37,9 +37,12 @@ class _Shared:
             return None
         difference = made_by(op.operands[0], "arith.subf")
         chosen = difference and made_by(difference.right, "arith.select")
-        if not difference or not chosen or difference.left not in chosen.operands[1:]:
+        if not difference or not chosen:
             return None
-        condition, *both = chosen.operands
+        choice = Select(chosen)
+        condition, both = choice.condition, [choice.yes, choice.no]
+        if difference.left not in both:
+            return None
         mine = both.index(difference.left)
         other = self.first.get((op.name, chosen.result, both[1 - mine]))
         place = other and _place(other, rewriter.block)

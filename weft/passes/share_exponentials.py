@@ -35,7 +35,7 @@ class _Shared:
     def __call__(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
         if op.name not in _NAMES:
             return None
-        difference = made_by(op.operands[0], "arith.subf")
+        difference = made_by(op.operand, "arith.subf")
         chosen = difference and made_by(difference.right, "arith.select")
         if not difference or not chosen:
             return None

@@ -56,7 +56,7 @@ def halved(x: torch.Tensor) -> torch.Tensor:
 @dataclass(frozen=True)
 class Subject:
     """``arguments``: of the kernel, on the CPU; ``result``: the argument with the result, None
-    where it is returned. ``backward``: a call and its gradient."""
+    where it is returned. ``backward``: the gradient, of a call that has run."""
 
     name: str
     kernel: weft.Kernel
@@ -64,14 +64,22 @@ class Subject:
     result: int | None = None
     backward: bool = False
 
-    def call(self, kernel: weft.Kernel, arguments: Sequence[object]) -> torch.Tensor:
+    def on(self, kernel: weft.Kernel, arguments: Sequence[object]) -> Callable[[], torch.Tensor]:
+        """What is timed, which gives the result: the call, or the gradient of one that has run."""
         if not self.backward:
-            found = kernel(*arguments)
-            return found if self.result is None else arguments[self.result]  # type: ignore[return-value]
+            place = self.result
+
+            def call() -> torch.Tensor:
+                found = kernel(*arguments)
+                return found if place is None else arguments[place]  # type: ignore[return-value]
+
+            return call
         *arguments, upstream = arguments
         assert isinstance(upstream, torch.Tensor)
         wanted = [v for v in arguments if isinstance(v, torch.Tensor) and v.requires_grad]
-        return torch.autograd.grad(kernel(*arguments), wanted, upstream)[-1]
+        result = kernel(*arguments)
+        weft.sync()
+        return lambda: torch.autograd.grad(result, wanted, upstream, retain_graph=True)[-1]
 
 
 def subjects(small: bool) -> list[Subject]:
@@ -121,7 +129,7 @@ def timed(call: Callable[[], object], wait: Callable[[], object], budget: float)
         one = (time.perf_counter() - begin) / count
         if one > budget / 4:
             break
-    count = max(1, min(200, int(budget / 4 / max(one, 1e-6))))
+    count = max(1, min(1000, int(budget / 4 / max(one, 1e-6))))
     found = []
     for _ in range(3):
         begin = time.perf_counter()
@@ -133,30 +141,29 @@ def timed(call: Callable[[], object], wait: Callable[[], object], budget: float)
 
 
 def row(subject: Subject, budget: float) -> list[str]:
-    there = subject.kernel.on("webgpu")
-    place = moved(subject, webgpu.buffer)
+    call = subject.on(subject.kernel.on("webgpu"), moved(subject, webgpu.buffer))
     begin = time.perf_counter()
     with timing.record() as recording:
-        result = subject.call(there, place)
+        result = call()
         result = result.as_subclass(torch.Tensor).clone()
     first = 1e3 * (time.perf_counter() - begin)
     module, driver = (recording.stages.get(name, 0.0) for name in ("module", "pipeline"))
     ours = sum(ms for name, ms in recording.stages.items() if name not in OTHERS)
     plain = moved(subject, torch.clone)
-    expected = subject.call(subject.kernel, plain).detach()
+    on_cpu = subject.on(subject.kernel, plain)
+    expected = on_cpu().detach()
     error = (result.double() - expected.double()).abs().max() / expected.abs().max().clamp(min=1)
     nothing = lambda: None  # noqa: E731
 
-    figures = [timed(lambda: subject.call(subject.kernel, plain), nothing, budget)]
+    figures = [timed(on_cpu, nothing, budget)]
     if torch.cuda.is_available():
-        cuda = moved(subject, lambda v: v.cuda())
-        figures.append(
-            timed(lambda: subject.call(subject.kernel, cuda), torch.cuda.synchronize, budget)
-        )
+        cuda = subject.on(subject.kernel, moved(subject, lambda v: v.cuda()))
+        figures.append(timed(cuda, torch.cuda.synchronize, budget))
     else:
         figures.append(float("nan"))
-    figures.append(timed(lambda: subject.call(there, plain), nothing, budget))
-    figures.append(timed(lambda: subject.call(there, place), weft.sync, budget))
+    copied = subject.on(subject.kernel.on("webgpu"), plain)
+    figures.append(timed(copied, nothing, budget))
+    figures.append(timed(call, weft.sync, budget))
     ratio = figures[3] / figures[1]
     words = [f"{f:.3f}" if f < 10 else f"{f:.1f}" for f in figures]
     parts = [f"{part:.0f}" for part in (first, ours, module, driver)]
@@ -166,10 +173,10 @@ def row(subject: Subject, budget: float) -> list[str]:
 def timeline(subject: Subject) -> str:
     """What a first call does when, in milliseconds: each stage of a compilation, in the thread
     where it runs; what stands between is calls, autograd and the derivation of gradients."""
-    place = moved(subject, webgpu.buffer)
+    call = subject.on(subject.kernel.on("webgpu"), moved(subject, webgpu.buffer))
     begin = time.perf_counter()
     with timing.record() as recording:
-        result = subject.call(subject.kernel.on("webgpu"), place)
+        result = call()
         asked = time.perf_counter()
         result.as_subclass(torch.Tensor).clone()
     end = time.perf_counter()

@@ -17,6 +17,7 @@ from weft.options import Options
 from weft.runtime import build
 from weft.runtime.launch import MOST_PLANS, check_error, on_host
 from weft.runtime.specialize import backend
+from weft.settings import rarely_collected
 
 _Bound = tuple[build.Made, Callable[..., object]]
 
@@ -50,7 +51,11 @@ class CompiledFunction:
             values = [*on_host(values)]
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
         device = _device_of(tensors)
-        compiled = self._compiled(device.type)
+        compiled = self._made.get(device.type)
+        if compiled is None:
+            with rarely_collected:  # from the first to the last of what compiles
+                self._compiled(device.type)
+                return self.bound(values)
         block, shape = packed(compiled.slots, values)
         with self._lock:
             key = device, shape

@@ -63,6 +63,7 @@ from weft.runtime.overlap import (
 )
 from weft.runtime.signature import TORCH_DTYPES, come_apart
 from weft.runtime.specialize import Forms, Specialization, holds
+from weft.settings import rarely_collected
 from weft.source import FunctionSource, Span
 
 log_launch = logging.getLogger("weft.launch")
@@ -223,7 +224,8 @@ class Launcher:
                     args = self.forms.extended(args)
                     if any(isinstance(v, torch.Tensor) and v.is_meta for v in args):
                         return self.on_meta(args)
-                    code, plan, values = self._planned(args)
+                    with rarely_collected:  # from the first to the last of what compiles
+                        code, plan, values = self._planned(args)
                 return code.run(plan, *values)
             except RegionChanged as change:
                 self.forms.change(change)

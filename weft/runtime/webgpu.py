@@ -21,6 +21,7 @@ from weft.runtime import build
 from weft.runtime.shaders import ERROR_WORDS, Compiled, Language, Launch, log_launch
 from weft.runtime.webgpu_device import Device, WebGpuError, device
 from weft.schedule.choose import Choice
+from weft.settings import rarely_collected
 from weft.values import frozen
 
 _MOST_BINDINGS, _MOST_LAUNCHES = 64, 1024  # of a call that are kept
@@ -119,11 +120,12 @@ class Call:
         if sizes not in self.launches:
             if len(self.launches) >= _MOST_LAUNCHES:
                 self.launches.clear()
-            launch = self.launches[sizes] = self.compiled.launch(slots)
-            if launch is not None:
-                self.choice = launch.choice
-                for k in range(len(launch.form.stages)):  # while buffers are filled
-                    self.compiled.pipeline(launch.wanted, k, free=self.free)
+            with rarely_collected:
+                launch = self.launches[sizes] = self.compiled.launch(slots)
+                if launch is not None:
+                    self.choice = launch.choice
+                    for k in range(len(launch.form.stages)):  # while buffers are filled
+                        self.compiled.pipeline(launch.wanted, k, free=self.free)
         launch = self.launches[sizes]
         if launch is None:
             return

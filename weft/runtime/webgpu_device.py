@@ -25,7 +25,7 @@ _NUMBERS = 1 << 16  # bytes of the arguments of a batch
 _APART = 256  # bytes, from one call's to the next: what any device allows
 # Dispatches that are given to the queue together: giving costs as much as eight. There are more
 # from batch to batch, until somebody waits.
-_BATCH, _MOST_BATCH = 16, 64
+_BATCH, _MOST_BATCH = 16, 256
 _STAGING = 64 << 20  # bytes of the buffer that results are read through
 
 

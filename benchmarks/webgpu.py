@@ -4,9 +4,10 @@
 
 One process, one table: milliseconds of a call; that of WebGPU with tensors of the CPU (copies in
 and out) and with tensors that live on the device (calls are queued, and waited for together); the
-first call, from source to result, in a process that has compiled before (a gradient, too), and of
-that: weft's compiler, and in other threads wgpu reading the text, and wgpu and the driver making
-pipelines of it; and the largest difference from the CPU's result, over the largest value.
+first call, from source to result (in the device's memory), in a process that has compiled before (a
+gradient, too: that of a call that has run), and of that: weft's compiler, and in other threads wgpu
+reading the text, and wgpu and the driver making pipelines of it; and the largest difference from
+the CPU's result, over the largest value.
 ``--timeline`` says instead when each part of first calls begins and ends, and in which thread.
 """
 
@@ -145,8 +146,9 @@ def row(subject: Subject, budget: float) -> list[str]:
     begin = time.perf_counter()
     with timing.record() as recording:
         result = call()
-        result = result.as_subclass(torch.Tensor).clone()
+        weft.sync()
     first = 1e3 * (time.perf_counter() - begin)
+    result = result.as_subclass(torch.Tensor).clone()
     module, driver = (recording.stages.get(name, 0.0) for name in ("module", "pipeline"))
     ours = sum(ms for name, ms in recording.stages.items() if name not in OTHERS)
     plain = moved(subject, torch.clone)

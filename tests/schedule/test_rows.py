@@ -102,6 +102,21 @@ def test_threads_in_any_order(how: str, rows: int, length: int) -> None:
     assert np.array_equal(out, x * x.sum(1, keepdims=True))
 
 
+@pytest.mark.parametrize(("how", "length"), [
+    ("keep_row(2, 2, whole=True)", 32), ("keep_row(4, 1, whole=True); align(x, 16)", 32),
+    ("keep_row(1, 1, whole=True)", 8),
+])  # fmt: skip
+def test_nobody_asks_where_a_row_ends_that_is_whole(how: str, length: int) -> None:
+    made = applied(how)
+    plain = applied(how.replace(", whole=True", ""))
+    ifs = [sum(op.name == "scf.if" for op in walk(f.body)) for f in (made, plain)]
+    assert ifs[0] == 1 < ifs[1], "whether there is a row"
+    x = np.random.default_rng(length).integers(-9, 9, (5, length)).astype(np.float32)
+    out = np.full_like(x, np.nan)
+    launch(made, (x, out), (2, 1, 1), (8, 4, 1), races=True, order="random", seed=1)
+    assert np.array_equal(out, x * x.sum(1, keepdims=True))
+
+
 # -- kernels
 
 
@@ -396,6 +411,28 @@ def test_a_text_for_rows() -> None:
         torch.testing.assert_close(emulated(kernel)(x), x.softmax(1))
     found = [only(schedule, KeepRow) for schedule in EmulatedCall.seen]
     assert found == [KeepRow(4, 2), KeepRow(4, 1), KeepRow(1, 4)], "longer, or no whole vectors"
+
+
+def test_whole_rows_are_known_by_their_length() -> None:
+    EmulatedCall.seen.clear()
+    lengths = (128, 132, 1024, 1000)
+    for length in lengths:
+        same(softmax.softmax, torch.randn(5, length))
+    found = [only(schedule, KeepRow) for schedule in EmulatedCall.seen]
+    assert [step is not None and step.whole for step in found] == [True, False, True, False]
+
+
+def test_a_text_for_whole_rows_is_for_those_alone() -> None:
+    kernel = weft.kernel(schedule={"cuda": "cooperate((), 64); keep_row(4, 2, whole=True)"})(
+        softmax.softmax.function
+    )
+    EmulatedCall.seen.clear()
+    for length in (512, 508, 1024):
+        x = torch.randn(3, length)
+        torch.testing.assert_close(emulated(kernel)(x), x.softmax(1))
+    wanted = KeepRow(4, 2, whole=True)
+    assert [only(s, KeepRow) == wanted for s in EmulatedCall.seen] == [True, False, False]
+    assert emulated(kernel)(torch.zeros(3, 0)).shape == (3, 0)
 
 
 REFUSED = [

@@ -545,7 +545,11 @@ def _guards(
             if by_row.width > 1:
                 yield MultipleOf(step_of(upper), by_row.width)
             if isinstance(by_row, KeepRow):
-                yield AtMost(step_of(upper), together.threads * by_row.width * by_row.vectors)
+                most = together.threads * by_row.width * by_row.vectors
+                yield AtMost(step_of(upper), most)
+                if by_row.whole:
+                    yield MultipleOf(step_of(upper), most)
+                    yield Positive(step_of(upper))
     if isinstance(by_row, Scan) and by_row.width > 1:
         for value in vectors(scanned_by(loop, by_row)).multiples:
             yield MultipleOf(step_of(value), by_row.width)

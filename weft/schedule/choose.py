@@ -112,7 +112,8 @@ def for_large_calls(candidates: Sequence[str], asked: int) -> Schedule:
 
 def fitted(found: Candidate, sizes: Sizes) -> Schedule:
     """The candidate's schedule, with as many threads and vectors for a row as a call asks for."""
-    guard = only(found.guards, Held) or only(found.guards, Long)
+    kept = only(found.guards, Held)
+    guard = kept or only(found.guards, Long)
     threads, vectors = (0, 0) if guard is None else sharing(guard, sizes)
     if (scans := only(found.guards, Scanned)) is not None:
         threads = scanning(scans, sizes)
@@ -123,7 +124,10 @@ def fitted(found: Candidate, sizes: Sizes) -> Schedule:
                 return replace(step, threads=min(threads, step.threads))
             case Cooperate():
                 return replace(step, threads=threads)
-            case KeepRow() | StripMine():
+            case KeepRow(width=width):
+                length = sizes.values[kept.value][0] if kept is not None else 0
+                return replace(step, vectors=vectors, whole=length == threads * width * vectors)
+            case StripMine():
                 return replace(step, vectors=vectors)
             case _:
                 return step

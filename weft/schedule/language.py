@@ -225,10 +225,12 @@ class Scan(Cooperate):
 @frozen
 class KeepRow:
     """Threads that cooperate go through rows by vectors of ``width`` neighbours, and each has its
-    ``vectors`` of the whole row in registers, from the first loop to the last."""
+    ``vectors`` of the whole row in registers, from the first loop to the last. ``whole``: these are
+    all there, in each row."""
 
     width: int
     vectors: int
+    whole: bool = False
 
 
 @frozen
@@ -300,6 +302,7 @@ def brief(schedule: Schedule) -> str:
             case KeepRow(width=width, vectors=vectors) | StripMine(width=width, vectors=vectors):
                 words.append(f"{_name(type(step)).split('_')[0]}{width}x{vectors}")
                 words += ["any"] * (width > 1 and not only(schedule, Align))
+                words += ["whole"] * (isinstance(step, KeepRow) and step.whole)
             case (
                 Cover() | FastDivision() | LongestFirst() | Privatize() | Reverse()
                 | SharedArrays() | StreamingStores() | Unroll()

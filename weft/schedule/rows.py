@@ -27,7 +27,7 @@ from weft.schedule.language import Cooperate, KeepRow, StripMine
 from weft.schedule.spmd import Bounds
 from weft.values import frozen, mutable
 
-Place = tuple[Value, Value]
+Place = tuple[Value, Value | None]  # an index, and whether it is in the row, if that is asked
 
 VECTOR_BYTES = 16  # the longest load and store
 _BYTES = 64  # of each array, that a thread usually loads at once
@@ -393,7 +393,10 @@ class _ByRow(Members):
         def of_turn(iv: Value) -> list[Value]:
             self.replacement[For(op).index] = iv
             there = self.compare("slt", iv, end)
-            both = [(place, self.op("arith.andi", there, own)) for place, own in places]
+            both: list[Place] = [
+                (place, there if own is None else self.op("arith.andi", there, own))
+                for place, own in places
+            ]
             return [v for row in self.rows.ahead for v in self.loaded(row, both)]
 
         def turn(iv: Value, carried: list[Value]) -> list[Value]:
@@ -407,8 +410,15 @@ class _ByRow(Members):
         found = split(self.loop(lower, end, step, inits, turn, unroll=1))
         for k, (place, there) in enumerate(places):
             part = range(k * self.how.width, (k + 1) * self.how.width)
-            self.branch(there, lambda p=part, at=place: self.stored(carried_on, p, at))
+            self.where(there, lambda p=part, at=place: self.stored(carried_on, p, at))
         return found
+
+    def where(self, there: Value | None, then: Callable[[], object]) -> None:
+        """``then`` if the vector is in the row."""
+        if there is None:
+            then()
+        else:
+            self.branch(there, then)
 
     @property
     def round(self) -> int:
@@ -418,10 +428,11 @@ class _ByRow(Members):
     def places(self, first: Value, upper: Value) -> list[Place]:
         """Of each vector of the member its first index, and whether it is in the row."""
         found: list[Place] = []
+        whole = isinstance(self.how, KeepRow) and self.how.whole
         for k in range(self.how.vectors):
             away = self.number(k * self.round, first)
             place = self.add(first, away, "nsw") if k else first
-            found.append((place, self.compare("slt", place, upper)))
+            found.append((place, None if whole else self.compare("slt", place, upper)))
         return found
 
     def strip(self, op: Op, places: Sequence[Place], carried: list[Value]) -> list[Value]:
@@ -442,12 +453,12 @@ class _ByRow(Members):
             part = range(k * width, (k + 1) * width)
             if plain:
                 found = self.vector(op, part, place, carried)
-                carried = [
+                carried = found if there is None else [
                     self.op("arith.select", there, new, old, type=old.type)
                     for new, old in zip(found, carried, strict=True)
-                ]
+                ]  # fmt: skip
                 if ready:
-                    self.branch(there, lambda p=part, at=place: self.stored(ready, p, at))
+                    self.where(there, lambda p=part, at=place: self.stored(ready, p, at))
             else:
                 carried = self.guarded(op, part, (place, there), carried, ready, list(changed))
         self.accesses = {}
@@ -477,7 +488,9 @@ class _ByRow(Members):
             return [*found, *(values[k] for values in rows for k in part)]
 
         before = [*carried, *(values[k] for values in rows for k in part)]
-        found = self.either(there, inside, lambda: before, [v.type for v in before])
+        found = inside() if there is None else self.either(
+            there, inside, lambda: before, [v.type for v in before]
+        )  # fmt: skip
         after = iter(found[len(carried) :])
         for values in rows:
             for k in part:
@@ -495,6 +508,9 @@ class _ByRow(Members):
             def vector(place: Value = place) -> list[Value]:
                 return [self.access("memref.load", row, place, v).result for v in range(width)]
 
+            if there is None:
+                found += vector()
+                continue
             none = [self.constant(0, element)] * width
             found += self.either(there, vector, lambda none=none: none, [element] * width)
         return found

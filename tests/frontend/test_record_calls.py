@@ -289,7 +289,7 @@ def around(x, out, given):
         for row in ROWS.values():
             s += row["w"][i]
         s += sum(own.values()) + max(given.values()) + len(RATES.keys()) + sum(sorted(ORDERS))
-        if i in ORDERS.keys():
+        if i in ORDERS.keys():  # noqa: SIM118
             s += 100
         doubled = {k: 2 * v for k, v in ORDERS.items()}
         mine = RATES.copy()

@@ -4,12 +4,12 @@ counter, integers in local arrays."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from functools import cached_property
 
 from weft.index.facts import Fact, Points, is_wide, says, sides
-from weft.ir.core import Function, Op, Value, walk
+from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.types import ScalarType
 from weft.ir.views import If, Parallel, Select, While, accessed_by, constant_of, loop_of, memory
 
@@ -22,7 +22,7 @@ class Least:
     """Answers for one function."""
 
     def __init__(self, function: Function) -> None:
-        self._body = function.body
+        self._written = functools.cache(lambda: _stores(function.body))
         self._points = Points(function)
         self._assumed: dict[Value, float] = {}  # of what is being proved, of carried values, arrays
         self._known: dict[Value, float] = {}  # of carried values and arrays
@@ -98,13 +98,13 @@ class Least:
         if op.name == "arith.subi":
             return self._difference(a, b, facts, depth)
         left = self._least(a, facts, depth)
+        if (quotient := _quotient(op.result)) is not None:
+            return _divided(left, quotient[1])
         match op.name:
             case "arith.muli" if constant_of(b) == -1:
                 return self._difference(None, a, facts, depth)
             case "arith.andi" if left >= 0:
                 return 0
-            case "arith.shrsi" if (quotient := _quotient(op.result)) is not None:
-                return _divided(left, quotient[1])
             case "arith.remsi" | "arith.shrsi":
                 return 0 if left >= 0 else UNKNOWN
             case _:
@@ -121,8 +121,6 @@ class Least:
             case "arith.andi":
                 return 0 if right >= 0 else UNKNOWN
             case _:  # floordivsi
-                if (quotient := _quotient(op.result)) is not None:
-                    return _divided(left, quotient[1])
                 return 0 if left >= 0 and right >= 0 else UNKNOWN
 
     def _sum(self, a: Value, b: Value, facts: list[Fact], depth: int) -> float:
@@ -235,7 +233,7 @@ class Least:
             return self._known[memref]
         if memref in self._assumed:
             return self._assumed[memref]
-        writes = self._written.get(memref)
+        writes = self._written().get(memref)
         if writes is None:
             return UNKNOWN
 
@@ -268,27 +266,27 @@ class Least:
             self._known[value] = found
         return found
 
-    @cached_property
-    def _written(self) -> dict[Value, list[Op]]:
-        """The stores into each array of an iteration of integers that nothing else writes; no
-        others."""
-        found: dict[Value, list[Op]] = {}
-        other: set[Value] = set()
-        for op in walk(self._body):
-            if op.name == "memref.alloca" and op.result.memref.element.is_integer:
-                found[op.result] = []
-            elif op.name == "memref.store":
-                found.get(memory(op)[0], []).append(op)
-            elif op.name != "memref.load":
-                touched = accessed_by(op)
-                other.update([touched] if touched is not None else op.operands)
-        return {memref: stores for memref, stores in found.items() if memref not in other}
-
 
 _ARITHMETIC = (
     "arith.addi", "arith.subi", "arith.muli", "arith.floordivsi", "arith.remsi", "arith.andi",
     "arith.minsi", "arith.maxsi", "arith.shrsi",
 )  # fmt: skip
+
+
+def _stores(body: Block) -> dict[Value, list[Op]]:
+    """The stores into each array of an iteration of integers that nothing else writes; no
+    others."""
+    found: dict[Value, list[Op]] = {}
+    other: set[Value] = set()
+    for op in walk(body):
+        if op.name == "memref.alloca" and op.result.memref.element.is_integer:
+            found[op.result] = []
+        elif op.name == "memref.store":
+            found.get(memory(op)[0], []).append(op)
+        elif op.name != "memref.load":
+            touched = accessed_by(op)
+            other.update([touched] if touched is not None else op.operands)
+    return {memref: stores for memref, stores in found.items() if memref not in other}
 
 
 def _divisor(a: Value, b: Value) -> Value | None:

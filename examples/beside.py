@@ -60,13 +60,17 @@ def relative_error(found: torch.Tensor, exact: torch.Tensor) -> float:
     return difference / (largest or 1.0)
 
 
-def passes(function: Callable[..., torch.Tensor], arguments: list[Any]) -> tuple[Any, Any]:
+def passes(
+    function: Callable[..., torch.Tensor], arguments: list[Any], dtype: torch.dtype | None = None
+) -> tuple[Any, Any]:
     """A call without arguments that goes forward, and one that goes backward through a call as the
-    later ones of a training loop are."""
+    later ones of a training loop are. The gradient that it is given has values of ``dtype``, or of
+    the result's own."""
     wanted = [a for a in arguments if is_float(a) and a.requires_grad]
     out = function(*arguments)
     generator = torch.Generator().manual_seed(1)
-    given = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out)
+    given = torch.randn(out.shape, generator=generator, dtype=torch.float64)
+    given = given.to(dtype or out.dtype).to(out)
     for _ in range(2):
         torch.autograd.grad(out, wanted, given, allow_unused=True)
         out = function(*arguments)
@@ -85,7 +89,9 @@ def check(case: Case) -> Result:
     names = list(inspect.signature(case.kernel).parameters)
     floats = [n for n, a in zip(names, case.arguments, strict=True) if is_float(a)]
     errors: list[list[float]] = []
-    exact = [step() for step in passes(case.reference, prepared(case.arguments, double=True))]
+    dtype = next(a.dtype for a in case.arguments if is_float(a))
+    double = prepared(case.arguments, double=True)
+    exact = [step() for step in passes(case.reference, double, dtype)]
     for function in (case.kernel, case.reference):
         value, gradients = (step() for step in passes(function, prepared(case.arguments)))
         found = [relative_error(value, exact[0])]

@@ -28,7 +28,8 @@ def doubled(*arguments: Any) -> tuple[Any, ...]:
 
 
 def picture(rows: int, cols: int, radius: int) -> tuple[Any, ...]:
-    return torch.rand(rows, cols, 3), torch.tensor(1.3), torch.tensor(0.3), radius
+    image = torch.rand(rows, cols, 3, generator=torch.Generator().manual_seed(0))
+    return image, torch.tensor(1.3), torch.tensor(0.3), radius
 
 
 CASES: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
@@ -159,10 +160,12 @@ def test_a_language_model_learns(
 @pytest.mark.parametrize("name", ["softmax", "layer norm", "wkv", "bilateral", "springs"])
 @pytest.mark.sampled(9)
 def test_narrow_floats(name: str, dtype: torch.dtype) -> None:
-    """Against float64 on the same, rounded, inputs: sums are kept in float32."""
+    """Against float64 on the same, rounded, inputs: sums are kept in float32, and results rounded
+    once, by half a unit at most."""
     kernel, reference, arguments = CASES[name]
     narrow = [a.to(dtype) if beside.is_float(a) else a for a in arguments]
     result = beside.check(beside.Case(name, kernel, reference, tuple(narrow)))
-    unit = torch.finfo(dtype).eps
-    many = 50 if name == "springs" else 4  # its places and speeds are kept in narrow arrays
-    assert max(result.error, *result.gradients.values()) < many * unit
+    steps = 50 if name == "springs" else 1  # its places and speeds are kept in narrow arrays
+    # A tenth is room for float32's own roundings in sums that cancel.
+    bound = (0.5 * steps + 0.1) * torch.finfo(dtype).eps
+    assert max(result.error, *result.gradients.values()) < bound

@@ -224,6 +224,8 @@ def test_what_is_not_negative_costs_nothing() -> None:
                     j -= 1
             for k in range(4, 0, -1):
                 a[k - 1] += a[k]
+            for k in range(12):
+                a[2 - k // 4] += a[(19 - k) >> 2]
             out[i] = a[i % 5] + a[(i + 1) % 3]
 
     assert "select" not in sort.inspect(torch.rand(3, 5), torch.rand(3))["ir"]

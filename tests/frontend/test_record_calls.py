@@ -269,3 +269,51 @@ def test_what_cannot_be_is_refused(plain: Callable[..., None]) -> None:
     with pytest.raises(weft.CompileError, match="help: ") as caught:
         weft.kernel(plain)(torch.zeros(1))
     assert REFUSED[plain] in str(caught.value)
+
+
+RATES = {"slow": 0.5, "fast": 2.0}
+ORDERS = {1: 10, 3: 30}
+ROWS = {"a": {"w": torch.arange(4.0)}, "b": {"w": torch.full((4,), 2.0)}}
+
+
+def around(x, out, given):
+    own = {"u": 1.0, "v": 2.0}
+    for i in range(x.shape[0]):
+        s = x[i] + 0
+        for key, v in RATES.items():
+            s = s * v if key == "fast" else s + v
+        for n, (k, v) in enumerate(ORDERS.items()):
+            s += (n + 1) * k * v
+        for k in ORDERS:
+            s += ORDERS[k] * k
+        for row in ROWS.values():
+            s += row["w"][i]
+        s += sum(own.values()) + max(given.values()) + len(RATES.keys()) + sum(sorted(ORDERS))
+        if i in ORDERS.keys():  # noqa: SIM118
+            s += 100
+        doubled = {k: 2 * v for k, v in ORDERS.items()}
+        mine = RATES.copy()
+        mine["slow"] = s
+        out[i] = mine["slow"] + mine["fast"] + doubled[3] + ORDERS.get(7, 5) + ROWS["b"]["w"][i]
+
+
+def test_methods_of_dicts_from_around_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = weft.kernel(around)
+
+    def compare() -> None:
+        outs = [torch.empty(4) for _ in range(3)]
+        for call, out in zip((kernel, kernel.interpret, around), outs, strict=True):
+            call(torch.arange(4.0), out, {"p": 1.0, "q": 5.0})
+        torch.testing.assert_close(outs[0], outs[2])
+        torch.testing.assert_close(outs[1], outs[2])
+
+    compare()
+    monkeypatch.setitem(RATES, "slow", 7.0)
+    compare()
+    monkeypatch.setitem(ORDERS, 2, 20)  # one more turn
+    compare()
+    monkeypatch.setitem(ROWS, "a", {"w": torch.ones(4)})
+    monkeypatch.setitem(ROWS, "c", {"w": torch.full((4,), 9.0)})
+    compare()
+    monkeypatch.delitem(ROWS, "a")
+    compare()

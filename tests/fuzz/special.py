@@ -35,7 +35,6 @@ def check_special(random: Random) -> str:
     # Of three equal ones each has a third; by pairs, as in Python, one has a half.
     apart = "0.0137 * i" + " + 0.0071 * j" * (drawn.rank > 1)
     text = re.sub(r"(total = weft\.(?:min|max)\(total, f\d)\)", rf"\1 + {apart})", text)
-    text = text.replace("weft.i32(", "int(")  # torch's 0-d integers make Python's floats f32
     kernel = weft.kernel(function(text))
     rows, n, a = random.choice((1, 2, 3)), random.randint(0, 4), random.choice((0.75, -1.5))
     shape = (rows, random.choice((1, 2, 3)))[: drawn.rank]

@@ -53,6 +53,23 @@ def of(body: str, value: str) -> float:
      "%j = arith.subi %n, %p : index\nUSE", "j", 0),
     ("%q = arith.floordivsi %n, %m : index\n%p = arith.muli %q, %m : index\n"
      "%j = arith.subi %n, %p : index\nUSE", "j", UNKNOWN),
+    # Quotients, rounded down, by what they are at least and at most.
+    ("%j = arith.shrsi %i, %c1 : index\nUSE", "j", 0),
+    ("%l = arith.subi %i, %c3 : index\n%j = arith.shrsi %l, %c1 : index\nUSE", "j", -2),
+    ("scf.for %k = %c0 to %c4 step %c1 {\n%q = arith.floordivsi %k, %c2 : index\n"
+     "%j = arith.subi %c1, %q : index\nUSE\nscf.yield\n}", "j", 0),
+    ("scf.for %k = %c0 to %c4 step %c1 {\n%q = arith.shrsi %k, %c2 : index\n"
+     "%j = arith.subi %c0, %q : index\nUSE\nscf.yield\n}", "j", 0),
+    ("scf.for %k = %c0 to %c4 step %c1 {\n%q = arith.floordivsi %k, %c3 : index\n"
+     "%j = arith.subi %c0, %q : index\nUSE\nscf.yield\n}", "j", -1),
+    ("scf.for %k = %c0 to %c4 step %c1 {\n%q = arith.floordivsi %k, %c-1 : index\n"
+     "%j = arith.subi %c0, %q : index\nUSE\nscf.yield\n}", "j", UNKNOWN),
+    ("%q = arith.floordivsi %i, %c4 : index\n%l = arith.subi %n, %c1 : index\n"
+     "%p = arith.floordivsi %l, %c4 : index\n%j = arith.subi %p, %q : index\nUSE", "j", 0),
+    ("%q = arith.floordivsi %i, %c4 : index\n%p = arith.floordivsi %n, %c4 : index\n"
+     "%l = arith.subi %p, %c1 : index\n%j = arith.subi %l, %q : index\nUSE", "j", -1),
+    ("%q = arith.floordivsi %i, %c3 : index\n%p = arith.floordivsi %n, %c4 : index\n"
+     "%j = arith.subi %p, %q : index\nUSE", "j", UNKNOWN),
     # A counter that a `while` loop counts down, in its condition, in its body and behind it.
     ("%e = scf.while (%j = %c3) : (index) -> (index) {\n%c = arith.cmpi sgt, %j, %c0 : index\n"
      "scf.condition(%c) %j : index\n} do {\n^bb0(%k: index):\n%l = arith.subi %k, %c1 : index\n"

@@ -633,3 +633,45 @@ def test_batches_of_tangents_of_tangents() -> None:
     x = drawn(2, 3)
     found = vmap(jacfwd(jacfwd(lambda x: scaled(x, x).sum())))(x)
     close(found, vmap(hessian(lambda x: scaled(x, x).sum()))(x))
+
+
+@weft.kernel
+def through_sizes(x: torch.Tensor, out: torch.Tensor) -> None:
+    room = torch.zeros(x.shape[0], dtype=x.dtype)
+    for i in range(x.shape[0]):
+        room[i] += x[i] * x[i]
+    for i in range(x.shape[0]):
+        out[i] += room[i] * x[i]
+
+
+@weft.kernel
+def through_counts(x: torch.Tensor, out: torch.Tensor) -> None:
+    room = torch.arange(4.0, dtype=x.dtype)
+    for i in range(x.shape[0]):
+        room[i] += x[i] * x[i]
+    for i in range(x.shape[0]):
+        out[i] += room[i] * x[i]
+
+
+TRANSFORMS: dict[str, Any] = {
+    "of gradients": lambda f, x: vmap(grad(f))(x),
+    "in a gradient": lambda f, x: grad(lambda x: vmap(f)(x).sum())(x),
+    "of batches": lambda f, x: vmap(vmap(grad(f)))(x[None]),
+    "tangents": lambda f, x: jacfwd(f)(x[0]),
+    "hessian": lambda f, x: vmap(hessian(f))(x),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_gradients_of_samples_through_what_the_host_part_makes_by_sizes(name: str) -> None:
+    def cubes(kernel: Any, x: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros_like(x)
+        kernel(x, out)
+        return out.sum()
+
+    x, transform = drawn(3, 4), TRANSFORMS[name]
+    found = transform(lambda x: cubes(through_sizes, x), x)
+    close(found, transform(lambda x: (x**3).sum(), x))
+    if name != "tangents":  # whose samples are of tangents alone
+        with pytest.raises(KernelValueError, match="under vmap `room` is written, and has no samp"):
+            transform(lambda x: cubes(through_counts, x), x)

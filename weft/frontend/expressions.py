@@ -119,6 +119,9 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
     list_methods.refuse_nested(x, f"`.{name}`", span)
     if isinstance(x, Static):
         owner, source, known = x.value, x.read, is_known_module(x.value)
+        if isinstance(owner, dict) and name in named.OF_DICTS:
+            items = [_constant_item(cx, x, Static(key), span) for key in owner]
+            return Method(Tup(items, tuple(owner), dict), name)
         value = names.member(owner, name, ABSENT) if known else getattr(owner, name, ABSENT)
         if value is ABSENT:
             package = getattr(owner, "__name__", "").partition(".")[0]
@@ -350,10 +353,12 @@ def _constant_item(cx: Lowering, base: Static, key: Operand, span: Span) -> Oper
         if isinstance(value, Keywords):
             return value[key.value]
         found = value[key.value]
-        if isinstance(found, torch.Tensor) and source is not None:
-            place = (*base.key, "[]", key.value)
-            read = Static(found, place, lambda args: source(args)[key.value])
-            return cx.reached(key.value if str(key.value).isidentifier() else "item", read)
+        if isinstance(found, torch.Tensor | dict) and source is not None:
+            # None of a dict that has lost the item, at a later call, whose loop may not ask for it.
+            read = lambda args: (source(args) or {}).get(key.value)  # noqa: E731
+            held = Static(found, (*base.key, "[]", key.value), read)
+            name = key.value if str(key.value).isidentifier() else "item"
+            return held if isinstance(found, dict) else cx.reached(name, held)
         return Static(found)
     except (KeyError, IndexError, TypeError) as error:
         raise KernelIndexError(

@@ -4,12 +4,12 @@ counter, integers in local arrays."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from functools import cached_property
 
 from weft.index.facts import Fact, Points, is_wide, says, sides
-from weft.ir.core import Function, Op, Value, walk
+from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.types import ScalarType
 from weft.ir.views import If, Parallel, Select, While, accessed_by, constant_of, loop_of, memory
 
@@ -22,7 +22,7 @@ class Least:
     """Answers for one function."""
 
     def __init__(self, function: Function) -> None:
-        self._body = function.body
+        self._written = functools.cache(lambda: _stores(function.body))
         self._points = Points(function)
         self._assumed: dict[Value, float] = {}  # of what is being proved, of carried values, arrays
         self._known: dict[Value, float] = {}  # of carried values and arrays
@@ -98,6 +98,8 @@ class Least:
         if op.name == "arith.subi":
             return self._difference(a, b, facts, depth)
         left = self._least(a, facts, depth)
+        if (quotient := _quotient(op.result)) is not None:
+            return _divided(left, quotient[1])
         match op.name:
             case "arith.muli" if constant_of(b) == -1:
                 return self._difference(None, a, facts, depth)
@@ -119,9 +121,6 @@ class Least:
             case "arith.andi":
                 return 0 if right >= 0 else UNKNOWN
             case _:  # floordivsi
-                by = constant_of(b)
-                if by is not None and by > 0:
-                    return left // by if left > UNKNOWN else UNKNOWN
                 return 0 if left >= 0 and right >= 0 else UNKNOWN
 
     def _sum(self, a: Value, b: Value, facts: list[Fact], depth: int) -> float:
@@ -141,7 +140,8 @@ class Least:
             if self._least(by, facts, depth) >= 1:
                 return 0
             return 0 if min(self._least(v, facts, depth) for v in (a, by)) >= 0 else UNKNOWN
-        found = (0 if a is None else self._least(a, facts, depth)) - _most(b)
+        least = 0 if a is None else self._least(a, facts, depth)
+        found = max(least - _most(b), self._beyond_quotient(a, b, least, facts, depth))
         base, offset = self._points.split(b)
         to, extra = (None, 0) if a is None else self._points.split(a)
         for fact in facts:
@@ -158,6 +158,26 @@ class Least:
                 elif limit is not None:
                     start = 0 if a is None else self._least(a, _without(facts, fact), depth)
                     found = max(found, start - limit - above + gain)
+        return found
+
+    def _beyond_quotient(
+        self, a: Value | None, b: Value, least: float, facts: list[Fact], depth: int
+    ) -> float:
+        """Of ``a - b``, ``a`` being ``least`` or more, where ``b`` is a quotient and a number: by
+        what is divided."""
+        base, offset = self._points.split(b)
+        quotient = _quotient(base)
+        if quotient is None or depth > DEPTH:
+            return UNKNOWN
+        divided, by = quotient
+        # divided <= most, so floor(divided / by) <= floor(most / by).
+        most = -self._difference(None, divided, facts, depth + 1)
+        found = least - offset + -_divided(most, by)
+        to, extra = (b, 0) if a is None else self._points.split(a)
+        other = None if a is None else _quotient(to)
+        if other is not None and other[1] == by:  # floor(x + n * by) is floor(x) + n
+            apart = self._difference(other[0], divided, facts, depth + 1)
+            found = max(found, _divided(apart, by) + extra - offset)
         return found
 
     # --- what loops carry, and arrays -----------------------------------------------------------
@@ -213,7 +233,7 @@ class Least:
             return self._known[memref]
         if memref in self._assumed:
             return self._assumed[memref]
-        writes = self._written.get(memref)
+        writes = self._written().get(memref)
         if writes is None:
             return UNKNOWN
 
@@ -246,27 +266,27 @@ class Least:
             self._known[value] = found
         return found
 
-    @cached_property
-    def _written(self) -> dict[Value, list[Op]]:
-        """The stores into each array of an iteration of integers that nothing else writes; no
-        others."""
-        found: dict[Value, list[Op]] = {}
-        other: set[Value] = set()
-        for op in walk(self._body):
-            if op.name == "memref.alloca" and op.result.memref.element.is_integer:
-                found[op.result] = []
-            elif op.name == "memref.store":
-                found.get(memory(op)[0], []).append(op)
-            elif op.name != "memref.load":
-                touched = accessed_by(op)
-                other.update([touched] if touched is not None else op.operands)
-        return {memref: stores for memref, stores in found.items() if memref not in other}
-
 
 _ARITHMETIC = (
     "arith.addi", "arith.subi", "arith.muli", "arith.floordivsi", "arith.remsi", "arith.andi",
     "arith.minsi", "arith.maxsi", "arith.shrsi",
 )  # fmt: skip
+
+
+def _stores(body: Block) -> dict[Value, list[Op]]:
+    """The stores into each array of an iteration of integers that nothing else writes; no
+    others."""
+    found: dict[Value, list[Op]] = {}
+    other: set[Value] = set()
+    for op in walk(body):
+        if op.name == "memref.alloca" and op.result.memref.element.is_integer:
+            found[op.result] = []
+        elif op.name == "memref.store":
+            found.get(memory(op)[0], []).append(op)
+        elif op.name != "memref.load":
+            touched = accessed_by(op)
+            other.update([touched] if touched is not None else op.operands)
+    return {memref: stores for memref, stores in found.items() if memref not in other}
 
 
 def _divisor(a: Value, b: Value) -> Value | None:
@@ -278,6 +298,22 @@ def _divisor(a: Value, b: Value) -> Value | None:
     if quotient is None or quotient.name != "arith.floordivsi" or quotient.left is not a:
         return None
     return product.right if quotient.right is product.right else None
+
+
+def _quotient(value: Value) -> tuple[Value, int] | None:
+    """What ``value`` is the quotient of, rounded down, and the positive number it is divided by."""
+    op = value.op
+    if op is None or not is_wide(value) or op.name not in ("arith.floordivsi", "arith.shrsi"):
+        return None
+    by = constant_of(op.right)
+    if op.name == "arith.shrsi":
+        by = 1 << int(by) if by is not None and 0 <= by < 63 else None
+    return (op.left, int(by)) if by is not None and by > 0 else None
+
+
+def _divided(value: float, by: int) -> float:
+    """``value``, a bound, divided and rounded down."""
+    return value if math.isinf(value) else value // by
 
 
 def _most(value: Value) -> float:

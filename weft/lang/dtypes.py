@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import reduce
 from typing import Any, ClassVar
 
@@ -104,6 +106,12 @@ class Scalar(torch.Tensor):
     def conjugate(self) -> Any:
         """As Python's numbers have it."""
         return self.conj()
+
+    def __pow__(self, other: Any) -> Any:
+        """As kernels have it: torch takes no integer to a negative power."""
+        if isinstance(other, int) and other < 0 and not self.dtype.is_floating_point:
+            return owned(self) ** other
+        return super().__pow__(other)
 
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
@@ -496,11 +504,68 @@ def complex_type(dtype: Any) -> ComplexType | None:
     return dtype if isinstance(dtype, ComplexType) else None
 
 
+# --- the kernel's own float, of floats that meet no tensor
+_WIDE: ContextVar[Callable[[], bool]] = ContextVar("weft_own_float", default=lambda: False)
+
+
+class Weak(Scalar):
+    """A float64 that takes the dtype of a float that is read from a tensor, as Python's do."""
+
+
+@contextmanager
+def computing(wide: Callable[[], bool]) -> Generator[None]:
+    """``wide`` says whether the kernel's own float is f64: else it is f32, which torch gives an
+    integer beside one of Python's floats."""
+    before = _WIDE.set(wide)
+    try:
+        yield
+    finally:
+        _WIDE.reset(before)
+
+
+def own_float() -> torch.dtype:
+    return torch.float64 if _WIDE.get()() else torch.float32
+
+
+def owned(value: torch.Tensor) -> Scalar:
+    """``value`` as the kernel's own float."""
+    if not _WIDE.get()():
+        return f32(value)
+    with quietly():
+        return value.to(torch.float64).as_subclass(Weak)
+
+
 def to_float(value: Any) -> Any:
-    """``value`` if it is a float; else as one: Python's of a weak int, f32 of a strong one."""
+    """``value`` if it is a float; else as one: Python's of a weak int, the own of a strong one."""
     if isinstance(value, torch.Tensor):
-        return value if value.dtype.is_floating_point else f32(value)
+        return value if value.dtype.is_floating_point else owned(value)
     return float(value)
+
+
+def is_float(value: Any) -> bool:
+    """Whether ``value`` is a tensor of floats, or of complex numbers."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    return value.dtype.is_floating_point or value.dtype.is_complex
+
+
+def is_strong(value: Any) -> bool:
+    """Whether ``value`` is a float, or complex, whose dtype is that of a tensor or a cast."""
+    return is_float(value) and not isinstance(value, Weak)
+
+
+def joined(*values: Any) -> torch.dtype:
+    """torch's promotion of numbers, with the kernel's own float."""
+    if _WIDE.get()() and not any(map(is_strong, values)):
+        weak = any(isinstance(v, float | Weak) for v in values)
+        return torch.float64 if weak else torch.result_type(*values)
+    return torch.result_type(*(v.item() if isinstance(v, Weak) else v for v in values))
+
+
+def weakly(value: torch.Tensor, *operands: Any) -> torch.Tensor:
+    """``value``, one of ``operands`` or computed of them: weak where they all are."""
+    weak = _WIDE.get()() and value.dtype is torch.float64 and not any(map(is_strong, operands))
+    return value.as_subclass(Weak) if weak else value
 
 
 def total(items: Iterable[Any]) -> Any:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Self
 
+import torch
+
 from weft.errors import KernelTypeError
 
 
@@ -156,3 +158,17 @@ def _matching(this: Elementwise, other: Any) -> list[Any]:
 
 def _size(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
+
+
+def mapped(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """``value`` with ``function`` of its tensors, also of those inside tuples, lists and dicts."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, tuple) and not isinstance(value, Elementwise | torch.Size):
+        items = [mapped(item, function) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if type(value) is list:
+        return [mapped(item, function) for item in value]
+    if type(value) is dict:
+        return {key: mapped(item, function) for key, item in value.items()}
+    return value

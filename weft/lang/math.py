@@ -26,11 +26,17 @@ from weft.lang.dtypes import (
     f64,
     i32,
     involves_unsigned,
+    is_float,
+    joined,
+    own_float,
+    owned,
     quietly,
     read,
     strongly,
     tensor_of,
+    to_float,
     u32,
+    weakly,
     wrapped,
 )
 from weft.lang.elements import Elementwise
@@ -93,7 +99,7 @@ def _float_unary(torch_function: Callable[..., Any], doc: str = "") -> Any:
 
 
 def _cbrt(x: torch.Tensor) -> torch.Tensor:
-    x = x if x.dtype.is_floating_point else x.to(torch.float32)
+    x = to_float(x)
     return torch.copysign(torch.pow(torch.abs(x), 1.0 / 3.0), x)
 
 
@@ -137,15 +143,15 @@ sign = _unary(torch.sign, float_of_int=False, doc="-1, 0 or 1, in the type of x.
 
 def _pair(a: Any, b: Any, floats: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Two scalars, at least one a tensor, as tensors of the dtype that torch's promotion gives;
-    ``floats``: integers as f32, each by its value."""
+    ``floats``: integers as the kernel's own float, each by its value."""
     anchor = a if isinstance(a, torch.Tensor) else b
+    whole = not any(isinstance(x, float) or is_float(x) for x in (a, b))
     with quietly():
-        if involves_unsigned((a, b)) and not isinstance(a, float) and not isinstance(b, float):
+        if whole and not floats and involves_unsigned((a, b)):
             plain = [x if isinstance(x, torch.Tensor) else wrapped(x, anchor.dtype) for x in (a, b)]
             return plain[0].as_subclass(Scalar), plain[1].as_subclass(Scalar)
-        dtype = torch.result_type(a, b)
-        dtype = torch.float32 if floats and not dtype.is_floating_point else dtype
-        plain = [tensor_of(x, anchor.device).to(dtype) for x in (a, b)]
+        dtype = own_float() if whole and floats else joined(a, b)
+        plain = [weakly(tensor_of(x, anchor.device).to(dtype), a, b) for x in (a, b)]
     return plain[0], plain[1]
 
 
@@ -179,7 +185,8 @@ def _binary(torch_function: Callable[..., Any], *args: Any, floats: bool = False
 
 
 def _value(result: torch.Tensor) -> Any:
-    return result.as_subclass(Scalar) if result.dim() == 0 else result
+    plain = result.dim() == 0 and not isinstance(result, Scalar)
+    return result.as_subclass(Scalar) if plain else result
 
 
 def min(*values: Any) -> Any:
@@ -247,12 +254,12 @@ def widened(x: Any) -> Any:
 
 
 def narrowed(y: Any, x: Any) -> Any:
-    """``y`` as a float of the type of ``x``; of an integer, f32."""
+    """``y`` as a float of the type of ``x``; of an integer, the kernel's own."""
 
     def scalar(y: Any, x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
             return float(y)
-        return _value(y.to(x.dtype if x.dtype.is_floating_point else torch.float32))
+        return _value(y.to(x.dtype)) if x.dtype.is_floating_point else owned(y)
 
     return _spread(scalar, y, x)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch._functorch import pyfunctorch
 from torch.overrides import TorchFunctionMode
+
+from weft.errors import KernelValueError, Span
 
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 outside = pyfunctorch.temporarily_clear_interpreter_stack  # of all transforms
@@ -39,6 +41,16 @@ def unwrapped(value: Any) -> tuple[Any, tuple[int, ...]]:
 def level_of(value: Any) -> int:
     """The level of the batch that ``value`` is; below 0 if it is none."""
     return _functorch.maybe_get_level(value) if is_batched(value) else -1
+
+
+def levels_of(*values: Any) -> set[int]:
+    """The levels of the batches that ``values`` are of, around derivatives and in them."""
+    levels: set[int] = set()
+    for value in values:
+        while isinstance(value, torch.Tensor) and _functorch.is_functorch_wrapped_tensor(value):
+            levels |= {level_of(value)} if is_batched(value) else set()
+            value = _functorch.get_unwrapped(value)
+    return levels
 
 
 def storage(tensor: torch.Tensor) -> int:
@@ -92,6 +104,16 @@ def in_front(values: Sequence[Any], dims: Sequence[Any]) -> tuple[list[torch.Ten
 def filled(tensor: torch.Tensor, size: Any, has: bool) -> torch.Tensor:
     """``tensor``, or a batch of ``size`` samples that are all it."""
     return tensor if has else tensor.expand(size, *tensor.size())
+
+
+def no_samples(name: str, batched: str, span: Span | None) -> KernelValueError:
+    """What is raised where a loop would store into ``name`` what it computes of the batch
+    ``batched``."""
+    return KernelValueError(
+        f"under vmap `{name}` is written, and has no samples of its own as `{batched}` has", span,
+        help=f"return a new tensor, made by torch.empty_like and the like or by clone(); or give "
+        f"vmap a dimension of `{name}` (in_dims)",
+    )  # fmt: skip
 
 
 def samples_of(tensors: Sequence[Any], levels: Sequence[Sequence[int]]) -> dict[int, int]:
@@ -177,11 +199,11 @@ def _legacy_unwrapped(value: Any, level: int) -> tuple[Any, int | None]:
 
 class Fresh(TorchFunctionMode):
     """Under ``vmap``: what a host part allocates has room for every sample, as loops may write to
-    it. ``floor``: see ``active``."""
+    it. ``floor``: see ``active``. ``levels``: those of the samples, where it is not all."""
 
-    def __init__(self, floor: int) -> None:
+    def __init__(self, floor: int, levels: Set[int] | None = None) -> None:
         super().__init__()
-        self.floor = floor
+        self.floor, self.levels = floor, levels
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -190,15 +212,19 @@ class Fresh(TorchFunctionMode):
         if getattr(func, "__name__", "") not in _FRESH:
             return made
         sizes = active(self.floor)
+        if self.levels is not None:
+            sizes = {level: size for level, size in sizes.items() if level in self.levels}
+        if levels_of(made) >= sizes.keys():
+            return made
         with outside():
-            tensor, levels = unwrapped(made)
-            if len(levels) == len(sizes):
-                return made
-            many = expanded(tensor, levels, sizes)
-        return wrapped(many, list(sizes))
+            rooms = torch.empty([*sizes.values()], dtype=made.dtype, device=made.device)
+        return wrapped(rooms, list(sizes)).new_empty(made.size()).copy_(made)
 
 
-def direct(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``call(*args, **kwargs)`` of a kernel that writes to batches."""
-    with Fresh(0):
+def direct(
+    call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+    levels: Set[int] | None = None,
+) -> Any:  # fmt: skip
+    """``call(*args, **kwargs)`` of a kernel that writes to batches. ``levels``: see ``Fresh``."""
+    with Fresh(0, levels):
         return call(*args, **kwargs)

@@ -11,7 +11,7 @@ import torch
 from weft.errors import KernelValueError
 from weft.pytorch import overwriting
 from weft.pytorch.autograd import differentiate, extended, tracked
-from weft.pytorch.batches import outside, samples_of, unwrapped, wrapped
+from weft.pytorch.batches import no_samples, outside, samples_of, unwrapped, wrapped
 from weft.pytorch.forward_level import is_dual
 from weft.pytorch.loop import Loop
 from weft.runtime.deterministic import Ordered
@@ -65,7 +65,9 @@ def _launched(
     for k in special.derived.written:
         if k < len(values) and own[k] != every:
             pairs = zip(launcher.forms.names, levels, strict=True)
-            raise _unbatched(special.derived, k, next(name for name, found in pairs if found))
+            batched = next(name for name, found in pairs if found)
+            loop = special.derived
+            raise no_samples(loop.names[k], batched, loop.function.span)
     device = next(v.device for v in values if isinstance(v, torch.Tensor))
     shape = [*sizes.values()]
     results = [torch.empty(shape, dtype=TORCH_DTYPES[a.memref.element.name], device=device)
@@ -94,13 +96,3 @@ def _sample(value: Any, dims: int) -> Any:
         return value
     shape, strides = value.size()[dims:], value.stride()[dims:]
     return torch.empty_strided(shape, strides, dtype=value.dtype, device="meta")
-
-
-def _unbatched(loop: Loop, k: int, batched: str) -> KernelValueError:
-    name = loop.names[k]
-    return KernelValueError(
-        f"under vmap `{name}` is written, and has no samples of its own as `{batched}` has",
-        loop.function.span,
-        help=f"return a new tensor, made by torch.empty_like and the like or by clone(); or give "
-        f"vmap a dimension of `{name}` (in_dims)",
-    )  # fmt: skip

@@ -28,6 +28,7 @@ from weft.frontend.parameters import Parameter
 from weft.frontend.split import HostPart, Region, RegionArg, Returned
 from weft.lang.random import KEY, read_key
 from weft.pytorch.ambient import Autocast
+from weft.pytorch.batches import levels_of, no_samples
 from weft.pytorch.changing import CHANGING
 from weft.pytorch.forward_level import is_open
 from weft.pytorch.library import Operators
@@ -220,7 +221,7 @@ class TracedLoop:
         kernel = operators.kernel
         written = ", ".join(region.args[k].name for k in region.stored)
         self.no_gradient = str(gradient_error(written, region.span))
-        self.span = region.span
+        self.span, self.args = region.span, region.args
         self.shared, self.several = (
             str(GradientError(text, region.span, help=help)) for text, help in (_SHARED, _SEVERAL)
         )
@@ -294,9 +295,12 @@ class TracedLoop:
                 values.append(value)
         found = operators.traced(tuple(values), {})
         outs = [] if found is None else list(found) if isinstance(found, tuple) else [found]
-        for value, role in zip(args, operators.given, strict=True):
+        for k, role in enumerate(operators.given):
             if role == "r":
-                value.copy_(outs.pop(0))
+                new = outs.pop(0)
+                if inside and not torch.compiler.is_dynamo_compiling():
+                    self._check_samples(k, new, args)
+                args[k].copy_(new)
         return tuple(outs) if len(outs) > 1 else outs[0] if outs else None
 
     def _check_apart(
@@ -318,6 +322,13 @@ class TracedLoop:
                     if traced:
                         raise TypeError(self.shared)
                     raise GradientError(_SHARED[0], self.span, help=_SHARED[1])
+
+    def _check_samples(self, k: int, new: torch.Tensor, args: Sequence[Any]) -> None:
+        """Refuses ``new`` of samples for the argument ``k``, which has none."""
+        levels = levels_of(new) - levels_of(args[k])
+        for arg, value in zip(self.args, args, strict=True):
+            if levels and levels_of(value) & levels:
+                raise no_samples(self.args[k].name, arg.name, self.span)
 
     def named(self, code: str) -> list[Any]:
         """The operator whose name has this text between that of the loop and its hash; none where

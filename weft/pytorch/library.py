@@ -35,7 +35,7 @@ from weft.frontend.specs import constant_key
 from weft.frontend.split import Returned
 from weft.lang.random import KEY
 from weft.pytorch.ambient import Autocast, autocast_state
-from weft.pytorch.batches import differentiates, direct, is_batched, vectorizes
+from weft.pytorch.batches import differentiates, direct, is_batched, levels_of, vectorizes
 from weft.pytorch.changing import CHANGING, as_tensor, changes, without_symbols
 from weft.pytorch.derivative_ops import transformed
 from weft.pytorch.fake import hidden_write, of_samples
@@ -90,7 +90,9 @@ class Operators:
         loops = _followed(self, args, kwargs)
         tracing = loops and (loops is self.recorded if _transforms() else _is_tracing())
         if tracing and not any(isinstance(v, _CODE) for v in args):
-            return self.host(loops, *args, **kwargs)
+            host = functools.partial(self.host, loops)
+            levels = levels_of(*args, *kwargs.values()) if self.fills and _transforms() else None
+            return direct(host, args, kwargs, levels) if levels else host(*args, **kwargs)
         self._check_captured()
         values = list(self.kernel.bind(args, kwargs).arguments.values())
         likes, members = members_of(self.parameters, self.reads, values)

@@ -17,7 +17,7 @@ import torch
 
 from weft.frontend.callees import mentions
 from weft.frontend.hints import ITERATION
-from weft.frontend.names import Scope
+from weft.frontend.names import Reads, Scope, dotted
 from weft.lang.dtypes import DType
 from weft.lang.elements import Elementwise
 from weft.lang.numbers import copied
@@ -46,10 +46,14 @@ class _Instrument(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> ast.AST:
         inside = any(getattr(n, ITERATION, False) for s in node.body for n in ast.walk(s))
         draws = not inside and mentions(node, self.scope, DRAWS)
+        reads = Reads()
+        reads.statement(node, frozenset())
+        chains = tuple(dict.fromkeys(map(dotted, reads.chains)))
         self.generic_visit(node)
         inner = getattr(node, ITERATION, False)
-        flag = ast.copy_location(ast.Constant(draws), node.iter)
-        node.iter = _call(INNER if inner else LOOP, node.iter, node.iter, flag)
+        said = [ast.Constant(draws), *([] if inner else [ast.Constant(chains)])]
+        said = [ast.copy_location(constant, node.iter) for constant in said]
+        node.iter = _call(INNER if inner else LOOP, node.iter, node.iter, *said)
         return node
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
@@ -88,8 +92,9 @@ def instrument(
     """``function`` with its loops and annotated assignments announced.
 
     ``hidden`` maps LOOP, INNER and CAST to functions; the first two get what a loop goes over and
-    whether it may draw random numbers. ``convert`` is applied to every global and
-    closed-over value that the function sees. The signature, defaults and name stay.
+    whether it may draw random numbers, LOOP also the names that it reads. ``convert`` is applied to
+    every global and closed-over value that the function sees. The signature, defaults and name
+    stay.
     """
     tree = copy.deepcopy(source.tree)
     tree.name, tree.decorator_list = _FUNCTION, []

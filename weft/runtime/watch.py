@@ -31,10 +31,11 @@ from weft.errors import KernelIndexError, KernelTypeError, KernelValueError
 from weft.frontend import parameters as declared
 from weft.frontend.accumulations import atomics
 from weft.frontend.names import Scope
-from weft.lang.dtypes import DType, Scalar, from_torch, quietly, read, stored
-from weft.lang.elements import Elementwise
+from weft.lang.dtypes import DType, Scalar, computing, from_torch, quietly, read, stored
+from weft.lang.elements import Elementwise, mapped
 from weft.lang.field import Array, Field, indices, is_number, subscripts
 from weft.lang.loops import Grouped, NDRange, Serial, is_func
+from weft.lang.own_float import computed
 from weft.lang.random import drawing
 from weft.lang.vectors import MatrixType, VectorType
 from weft.runtime.conflict import READ, UPDATES, WRITE, may_meet, race, subject
@@ -45,6 +46,7 @@ from weft.runtime.places import Access, Place, here, literal_axes, outside
 from weft.runtime.rewrite import CAST, INNER, LOOP, cast, instrument
 from weft.runtime.signature import check_argument, value_spec
 from weft.runtime.watched_rows import inside, note, touch
+from weft.runtime.wide import reads_f64
 from weft.settings import deep
 from weft.source import FunctionSource, read_function
 from weft.values import mutable
@@ -65,6 +67,7 @@ class Watch:
     chosen: int = 0
     met: bool = False  # an iteration that ``only`` names
     active: bool = False
+    wide: bool = False  # the kernel's own float is f64 in this loop
     iteration: Any = None
     now: dict[tuple[int, str], Access] = field(default_factory=dict)
     before: dict[int, dict[str, Access]] = field(default_factory=dict)
@@ -72,12 +75,15 @@ class Watch:
     wrapped: dict[int, Watched] = field(default_factory=dict)
     callees: dict[types.FunctionType, Callable[..., Any]] = field(default_factory=dict)
 
-    def loop(self, iterable: Any, draws: bool = False) -> Iterable[Any]:
-        """What a loop goes over, which ``draws`` or not. A parallel one is announced, checked."""
+    def loop(self, iterable: Any, draws: bool = False, reads: Sequence[str] = ()) -> Iterable[Any]:
+        """What a loop goes over, which ``draws`` or not, and ``reads`` these names. A parallel one
+        is announced, checked."""
         if isinstance(iterable, Serial):
             return iter(iterable)
         parallel = isinstance(iterable, range | NDRange | Grouped | torch.Tensor)
         draw = self.draws.loop(iterable, draws) if parallel and not self.active else None
+        if draw is not None:
+            self.wide = reads_f64(reads, sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
         if isinstance(iterable, torch.Tensor) and not getattr(iterable, "row", False):
             iterable = indices(iterable)
         if self.chosen < len(self.only) and (self.active or parallel):
@@ -171,6 +177,9 @@ class Watch:
             self.now.pop((address, READ), None)
         return access
 
+    def is_wide(self) -> bool:
+        return self.active and self.wide
+
     def adopt(self, tensor: torch.Tensor) -> Any:
         """A new tensor of the kernel: watched if the host made it, an iteration's own else."""
         if not self.active:
@@ -195,7 +204,7 @@ class Watch:
 
     def wrap(self, value: Any) -> Any:
         """Tensors in ``value`` (also inside tuples, lists and dicts) as watched ones."""
-        return _mapped(value, self._wrap_tensor)
+        return mapped(value, self._wrap_tensor)
 
     def _wrap_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, Watched | Scalar):
@@ -220,7 +229,7 @@ class Watch:
         def call(*args: Any, **kwargs: Any) -> Any:
             if function not in self.callees:
                 declared.refuse_references(function, None)
-                hidden = {**self.hidden, LOOP: lambda iterable, _: iterable}
+                hidden = {**self.hidden, LOOP: lambda iterable, *_: iterable}
                 source = read_function(function)
                 source.asserts = self.asserts
                 source.tree = atomics(source, Scope.of(function))
@@ -236,20 +245,7 @@ class Watch:
 
     def unwrap(self, value: Any) -> Any:
         """The plain tensors, sharing memory; an argument comes back as itself."""
-        return _mapped(value, _unwrap_tensor)
-
-
-def _mapped(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, tuple) and not isinstance(value, Elementwise | torch.Size):
-        items = [_mapped(item, function) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if type(value) is list:
-        return [_mapped(item, function) for item in value]
-    if type(value) is dict:
-        return {key: _mapped(item, function) for key, item in value.items()}
-    return value
+        return mapped(value, _unwrap_tensor)
 
 
 def _unwrap_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -492,6 +488,7 @@ class _Adopting(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        kwargs = kwargs or {}
         if self.watch.active and func in _SUBSCRIPTION and not isinstance(args[0], Scalar | Array):
             # An element of a tensor that is held by an object: it is met here first.
             watched = self.watch.wrap(args[0])
@@ -500,9 +497,11 @@ class _Adopting(TorchFunctionMode):
             return watched.assign(args[1], args[2], here(1))
         if self.watch.active:
             parts: list[Any] = []
-            _mapped((args, kwargs or {}), lambda t: parts.append(t) if is_part(t) else t)
+            mapped((args, kwargs), lambda t: parts.append(t) if is_part(t) else t)
             note(func, parts, args[0] if args else None, lambda: here(3, "torch"))
-        return _mapped(func(*args, **(kwargs or {})), self._adopt)
+        wide = self.watch.is_wide()
+        result = computed(func, args, kwargs) if wide else func(*args, **kwargs)
+        return mapped(result, self._adopt)
 
     def _adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.watch.adopt(tensor) if type(tensor) is torch.Tensor else tensor
@@ -512,7 +511,7 @@ class _Adopting(TorchFunctionMode):
 def watching() -> Generator[Watch]:
     """A Watch under which torch's factories and views give watched tensors."""
     watch = Watch()
-    with _Adopting(watch), drawing(watch.draws.words):
+    with _Adopting(watch), drawing(watch.draws.words), computing(watch.is_wide):
         yield watch
 
 

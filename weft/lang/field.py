@@ -93,7 +93,7 @@ class Array(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
     element: Any = None  # the VectorType or MatrixType of a field of these, or a Placed
     row: bool = False  # a part of a tensor, or computed in a loop: iterates over its elements
-    followed: bool = True  # by autograd, as a tensor is, also where nothing stored asked for that yet
+    followed: bool = True  # by autograd, as any tensor is, from the first store on
 
     def __getitem__(self, index: Any) -> Any:
         return self._get(self._parts(index))

@@ -254,8 +254,8 @@ def rewritten(
 ) -> list[ast.stmt]:  # fmt: skip
     """A statement list of the host part, and those in it, as ``step`` rewrites them: it appends to
     the list what becomes of a statement or of a device loop, and gives of the names ``known`` of
-    there (a function's are its own) those that are so after it. ``changed`` are the names that may not be so any more where a
-    statement with lists of its own has begun."""
+    there (a function's are its own) those that are so after it. ``changed`` are the names that may
+    not be so any more where a statement with lists of its own has begun."""
     made: list[ast.stmt] = []
     for node in body:
         own = isinstance(node, ast.For) and not is_host_loop(node, scope)

@@ -119,6 +119,65 @@ def flags_of_one_statement(x):
     return total, found, positive, large, small, tiny
 
 
+@weft.kernel
+def in_host_lists(x, rounds: int):
+    hits, first, again = torch.zeros(rounds), torch.zeros(rounds, dtype=torch.int64), False
+    totals = torch.zeros(rounds)
+    for t in weft.serial(range(rounds)):
+        found, best, at = False, -100.0, -1
+        total = weft.Struct(a=0.0, b=0.0)
+        for i in range(x.shape[0]):
+            if x[i] > t - 1:
+                found = True
+        for i in range(x.shape[0]):
+            if x[i] > best:
+                best = x[i]
+                at = i
+        for i in range(x.shape[0]):
+            total.a += x[i]
+            total.b += 1
+        hits[t], first[t] = found, at
+        totals[t] = total.a / total.b
+        if t == 0:
+            for i in range(x.shape[0]):
+                if x[i] < 0:
+                    again = True
+        x[at] = -50.0
+    go, turns = True, 0
+    while go:
+        go = False
+        for i in range(x.shape[0]):
+            if x[i] > turns - 40:
+                go = True
+        turns += 1
+    return hits, first, totals, again, turns
+
+
+@weft.kernel
+def no_flag_any_more(x):
+    found = False
+    for i in x:
+        if x[i] > 0:
+            found = True
+    known, found = found, 7
+    for i in x:
+        if x[i] > 0:
+            found = True
+    return known, found
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 17, 127])
+def test_accumulations_in_lists_of_the_host_part(n: int) -> None:
+    x = torch.randn(n, generator=torch.Generator().manual_seed(n))
+    for rounds in (1, 3):
+        same(in_host_lists, x.clone(), rounds)
+
+
+def test_a_variable_that_is_a_number_by_then_is_no_flag() -> None:
+    with pytest.raises(weft.KernelNameError, match="`found` is read after the device loop"):
+        no_flag_any_more(torch.ones(3))
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 17, 127])
 def test_accumulations(n: int) -> None:
     x = torch.randn(n, generator=torch.Generator().manual_seed(n))

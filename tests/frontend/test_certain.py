@@ -156,7 +156,55 @@ def in_a_part_of_a_condition(x, out):
         out[i] = e + 100 * k + y + (z != 0)
 
 
+def ways_that_go_on(x, out):
+    def scaled(v):
+        if v < -1:
+            k, f = 0, 0.5
+        elif v < 1:
+            k, f = 1, v * 2
+        else:
+            return v
+        return k + f
+
+    for i in range(out.shape[0]):
+        j = 0
+        while j < 5:
+            c = x[i] + j
+            if c < 0:
+                k, f = j, c * 2
+            elif c < 1:
+                if j > 3:
+                    break
+                k, f = 2, 0.25
+            elif c < 2:
+                if j == 1:
+                    j += 2
+                    continue
+                if j == 2:
+                    break
+                k = 7
+                f = 1.5
+            else:
+                j += 1
+                continue
+            if j + k > 8:
+                break
+            for q in range(k):
+                if x[q % x.shape[0]] > 1:
+                    f += q
+            out[i] += k * f + scaled(c)
+            j += 1
+        if x[i] > 1:
+            v = 1.0
+        elif x[i] > 0:
+            v = x[i] + 0
+        else:
+            continue
+        out[i] += v
+
+
 KERNELS = [
+    ways_that_go_on,
     number,
     object_,
     else_goes_on,
@@ -273,7 +321,33 @@ def read_by_its_condition(x, out):
             out[i] += 1
 
 
+def some_ways_that_go_on(x, out):
+    for i in range(out.shape[0]):
+        for j in range(3):
+            if x[i] < j:
+                k = 1
+            elif x[i] < 2 * j:
+                if j > 1:
+                    continue
+            else:
+                break
+            out[i] += k
+
+
+def after_the_ways(x, out):
+    for i in range(out.shape[0]):
+        for j in range(x.shape[0]):
+            if x[j] < 0:
+                k = 1
+            elif x[j] < 2:
+                k = 2
+            else:
+                break
+        out[i] += k
+
+
 REFUSED = [
+    some_ways_that_go_on, after_the_ways,
     one_break_without, break_in_an_else, some_branch_of_the_else, read_before, some_turns,
     turns_before_a_break, some_of_a_condition, read_by_its_condition,
 ]  # fmt: skip

@@ -803,6 +803,129 @@ def test_a_subscript_that_is_negative_in_every_iteration() -> None:
     assert o.tolist() == [6.0, 5.0, 5.0, 5.0]
 
 
+def test_a_subscript_that_is_negative_in_one_iteration():
+    """In one that there is whenever the loop runs; elsewhere it is the program's to know."""
+
+    @weft.kernel
+    def before(x, o):
+        for i in x:
+            o[i] = x[i - 1]
+
+    @weft.kernel
+    def corner(x, o):
+        for i in range(x.shape[0]):
+            for k in range(4, 0, -1):
+                o[i] += x[i + k - 2]
+
+    @weft.kernel
+    def stored(x, o):
+        for i in range(1, 9):
+            o[7 - i] = x[0]
+
+    @weft.kernel
+    def chosen(x, o):
+        for i in x:
+            o[i] = weft.select(i > 0, x[i - 1], 0.0)
+
+    @weft.kernel
+    def fine(x, o, first: int):
+        for i in range(x.shape[0]):
+            o[i] = x[i - 1] if i else x[-1]
+            for j in range(1, i):
+                o[i] += x[i - 2] + x[j - 1]
+            o[i] += x[(i - 1) % x.shape[0]] + x[max(i - 1, 0)]
+            if i < 2:
+                continue
+            o[i] += x[i - 2]
+        for i in range(first, x.shape[0]):
+            o[i] += x[i - 1]
+        for i in range(1):
+            o[i] += x[-i]
+            assert i > 5 or x[0] < 9
+            while i > 5:
+                o[i] = x[i - 6]
+
+    x, o = torch.arange(4.0), torch.zeros(4)
+    for kernel, name, text in (
+        (before, "x", "x[i - 1]"), (corner, "x", "x[i + k - 2]"), (stored, "o", "o[7 - i]"),
+        (chosen, "x", "x[i - 1]"),
+    ):  # fmt: skip
+        with pytest.raises(weft.KernelIndexError) as caught:
+            kernel(x, o)
+        assert caught.value.message == (
+            f"subscript 0 of `{name}` is -1 in one iteration: only a literal is counted from the "
+            "end"
+        )
+        assert f"count from the end by `% {name}.shape[0]`" in (caught.value.help or "")
+        assert text in str(caught.value)
+    fine(x, o, 1)
+    expected = torch.zeros(4)
+    fine.function(x, expected, 1)
+    assert o.tolist() == expected.tolist()
+
+
+def test_what_the_host_alone_knows_of_a_tensor_is_no_method():
+    @weft.kernel
+    def asks(x, o):
+        for i in range(x.shape[0]):
+            x[i] += 1
+            o[i] = (x.grad is None) * 16.0 + x.is_leaf * 8.0 + x.itemsize
+            if x.is_cuda or x.requires_grad or x.is_sparse or x.layout != torch.strided:
+                o[i] = 99.0
+
+    def first(t):
+        return 1.0 if t.grad is None else 2.0
+
+    @weft.kernel
+    def in_a_function(x, o):
+        for i in range(x.shape[0]):
+            o[i] = first(x)
+
+    other = torch.ones(3, requires_grad=True)
+    other.sum().backward()
+    for x in (torch.zeros(3), torch.zeros(3, dtype=torch.float64), other, torch.zeros(3)):
+        out, expected = torch.zeros(3), torch.zeros(3)
+        with torch.no_grad():
+            asks(x, out)
+            asks.function(x, expected)
+        assert out.tolist() == expected.tolist()
+    expect(
+        weft.KernelTypeError, lambda: in_a_function(torch.zeros(3), torch.zeros(3)),
+        "`.grad` of a tensor of 1 dimension is not known here",
+        "return 1.0 if t.grad is None else 2.0", "t.grad",
+        "ask for it by the name that the host part has for the tensor, and hand on the answer",
+        kernel="in_a_function",
+    )  # fmt: skip
+
+
+def test_lists_and_dicts_that_a_loop_would_make_longer():
+    @weft.kernel
+    def collected(x):
+        out = []
+        for i in range(x.shape[0]):
+            out.append(x[i])
+        return out
+
+    @weft.kernel
+    def counted(x):
+        for i in range(x.shape[0]):
+            d = {}
+            d[i] = x[i]
+
+    expect(
+        weft.KernelTypeError, lambda: collected(torch.zeros(3)),
+        "a tuple of 0 has no attribute `append`", "out.append(x[i])", "out.append",
+        "a list of the host part stays as it is in a loop whose iterations run at once: store into "
+        "a tensor, or make the list in the loop", kernel="collected",
+    )  # fmt: skip
+    expect(
+        weft.KernelTypeError, lambda: counted(torch.zeros(3)), "a dict gets another key",
+        "d[i] = x[i]", "d[i] = x[i]",
+        "make the dict with all of its keys, which are constants; by a number of run time there "
+        "are elements of tensors and of lists", kernel="counted",
+    )  # fmt: skip
+
+
 def test_host_statements_in_a_loop_over_time_name_weft_serial():
     """The loop over ``t`` is one of the host part: each says so, whatever it is refused for."""
 

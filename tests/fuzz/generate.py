@@ -169,8 +169,11 @@ class Generator:
         elif kind == 10:
             self.while_loop(indent, depth)
         elif self.breakable and self.random.random() < 0.8:
-            self.emit(indent, f"if {self.condition()}:")
-            self.emit(indent + 1, self.pick("break", "continue"))
+            if self.random.random() < 0.4:
+                self.assigned_or_left(indent)
+            else:
+                self.emit(indent, f"if {self.condition()}:")
+                self.emit(indent + 1, self.pick("break", "continue"))
         else:
             self.emit(indent, f"if {self.condition()}:")
             self.emit(indent + 1, f"{self.random.choice(self.floats)} = {self.bounded(1)}")
@@ -199,6 +202,28 @@ class Generator:
         if self.random.random() < 0.5:
             self.emit(indent, "else:")
             self.body(indent + 1, depth + 1)
+
+    def assigned_or_left(self, indent: int) -> None:
+        """Names that all branches assign but those which jump, and that are read after them."""
+        self.fresh += 1
+        name, other = f"v{self.fresh}", f"u{self.fresh}"
+        ways = [("if", self.condition()), ("elif", self.condition()), ("else", "")]
+        ways = ways[:1] + ways[1:2] * self.random.randint(1, 2) + ways[2:]
+        left = {self.random.randrange(len(ways)) for _ in range(self.random.randint(1, 2))}
+        for k, (word, condition) in enumerate(ways):
+            self.emit(indent, f"{word} {condition}:" if condition else f"{word}:")
+            if k in left:
+                self.emit(indent + 1, self.pick("break", "continue"))
+                continue
+            if self.random.random() < 0.3:
+                self.emit(indent + 1, f"if {self.condition()}:")
+                self.emit(indent + 2, self.pick("break", "continue"))
+            self.emit(indent + 1, f"{name} = ({self.int_expression(1)}) % 5")
+            self.emit(indent + 1, f"{other} = {self.bounded(1)}")
+        if len(left) < len(ways):
+            c, f = self.random.choice(self.ints), self.random.choice(self.floats)
+            self.emit(indent, f"{c} = ({c} + {name}) % 11")
+            self.emit(indent, f"{f} = 0.5 * {f} + {other}")
 
     def for_loop(self, indent: int, depth: int) -> None:
         self.fresh += 1

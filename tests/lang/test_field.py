@@ -27,6 +27,23 @@ def test_extents_are_any_integers():
     assert weft.zeros(np.int8(4)).shape == (4,)
 
 
+def test_a_local_array_hands_gradients_on_in_plain_python():
+    def delayed(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for _ in range(1):
+            line = weft.zeros(2, weft.f64)
+            for t in range(x.shape[0]):
+                v = x[t] + 0.5 * line[t % 2]
+                out[t] = v * v
+                line[t % 2] = v
+        return out
+
+    x = torch.arange(1.0, 6.0, dtype=torch.float64, requires_grad=True)
+    (plain,) = torch.autograd.grad(delayed(x).sum(), x)
+    (compiled,) = torch.autograd.grad(weft.kernel(delayed)(x).sum(), x)
+    assert torch.equal(plain, compiled)
+
+
 def test_deep_copies_are_fields_of_their_own():
     x = weft.Vector.field(2, weft.f32, shape=3, needs_grad=True)
     y = copy.deepcopy(x)

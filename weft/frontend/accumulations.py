@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from weft.frontend.arg_extremes import arg_extremes
 from weft.frontend.asserts import left_out
 from weft.frontend.desugar import placed
+from weft.frontend.hints import rewritten
 from weft.frontend.names import Scope, bound_names, statement_lists
 from weft.lang import names
 from weft.source import FunctionSource
@@ -45,21 +46,20 @@ def atomics(source: FunctionSource, scope: Scope) -> ast.FunctionDef:
 
 def accumulating(source: FunctionSource, scope: Scope) -> ast.FunctionDef:
     """The kernel with these as accumulations."""
-    return arg_extremes(flags(members(atomics(source, scope), scope)), scope)
+    return arg_extremes(flags(members(atomics(source, scope), scope), scope), scope)
 
 
 def members(tree: ast.FunctionDef, scope: Scope) -> ast.FunctionDef:
     """The kernel whose loops accumulate into members of structs by variables of their own."""
-    made: list[ast.stmt] = []
-    structs: set[str] = set()
     whole = _whole(tree)
-    for node in tree.body:
+
+    def step(node: ast.stmt, made: list[ast.stmt], structs: set[str]) -> set[str]:
         found = [*_members(node, structs)] if isinstance(node, ast.For) and structs else []
         if not found:
-            if not isinstance(node, ast.For | ast.AugAssign):  # which leave a struct one
-                structs = (structs - set(bound_names(node))) | _struct(node, scope, whole)
             made.append(node)
-            continue
+            if isinstance(node, ast.For | ast.AugAssign):  # which leave a struct one
+                return structs
+            return (structs - set(bound_names(node))) | _struct(node, scope, whole)
         node = copy.deepcopy(node)
         own: dict[Place, tuple[str, ast.Attribute]] = {}
         for update in ast.walk(node):
@@ -77,10 +77,10 @@ def members(tree: ast.FunctionDef, scope: Scope) -> ast.FunctionDef:
         made.append(node)
         for name, place in own.values():
             made.append(placed(ast.Assign([place], ast.Name(name, ast.Load())), node))
-    if len(made) == len(tree.body):
-        return tree
+        return structs
+
     new = copy.copy(tree)
-    new.body = made
+    new.body = rewritten(tree.body, scope, set(), step, lambda node: set(bound_names(node)))
     return new
 
 
@@ -138,12 +138,23 @@ def _members(loop: ast.For, structs: set[str]) -> Iterator[Place]:
     yield from (p for p in places if met[p[0]] == updated[p[0]] and p[0] not in split)
 
 
-def flags(tree: ast.FunctionDef) -> ast.FunctionDef:
+def flags(tree: ast.FunctionDef, scope: Scope) -> ast.FunctionDef:
     """The kernel with the flags that its loops only set, each to one value, as accumulations."""
-    known = {name for statement in tree.body for name in _flags_before(statement)}
+
+    def step(node: ast.stmt, made: list[ast.stmt], known: set[str]) -> set[str]:
+        made.append(_setting(node, known) if isinstance(node, ast.For) and known else node)
+        return (known - _other(node)) | set(_flags_before(node))
+
     new = copy.copy(tree)
-    new.body = [_setting(s, known) if isinstance(s, ast.For) and known else s for s in tree.body]
+    new.body = rewritten(tree.body, scope, set(), step, _other)
     return new
+
+
+def _other(node: ast.stmt) -> set[str]:
+    """The names that a statement may give something else than a literal bool."""
+    flags = Counter(name for one in ast.walk(node) if isinstance(one, ast.stmt)
+                    for name in _flags_before(one))  # fmt: skip
+    return {name for name, count in Counter(bound_names(node)).items() if count > flags[name]}
 
 
 def _flags_before(node: ast.stmt) -> list[str]:

@@ -13,6 +13,7 @@ import copy
 from collections.abc import Iterator
 
 from weft.frontend.desugar import placed
+from weft.frontend.hints import rewritten
 from weft.frontend.names import Scope, bound_names
 from weft.lang import names
 from weft.values import frozen
@@ -32,22 +33,22 @@ class _Pair:
 
 
 def arg_extremes(tree: ast.FunctionDef, scope: Scope) -> ast.FunctionDef:
-    """The kernel with two loops in place of each such loop of its top level."""
-    made: list[ast.stmt] = []
-    starts: set[str] = set()  # variables that are integers
-    for before, node in zip([None, *tree.body], tree.body, strict=False):
+    """The kernel with two loops in place of each such loop of its host part."""
+
+    def step(node: ast.stmt, made: list[ast.stmt], starts: set[str]) -> set[str]:
+        """``starts``: variables that are integers."""
+        before = made[-1] if made else None
         pair = _pair(node, scope) if isinstance(node, ast.For) else None
         configured = isinstance(before, ast.Expr) and isinstance(before.value, ast.Call)
         if pair is not None and pair.at in starts and not configured:
             assert isinstance(node, ast.For)
             made += _two_loops(node, pair)  # ``at`` is an integer afterwards, too
-            continue
-        starts = (starts - set(bound_names(node))) | set(_integers(node))
+            return starts
         made.append(node)
-    if len(made) == len(tree.body):
-        return tree
+        return (starts - set(bound_names(node))) | set(_integers(node))
+
     new = copy.copy(tree)
-    new.body = made
+    new.body = rewritten(tree.body, scope, set(), step, lambda node: set(bound_names(node)))
     return new
 
 

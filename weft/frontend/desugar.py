@@ -226,7 +226,10 @@ def _branch(
         return [_if(node, body, orelse, scope, function)]
     # Some paths jump and some go on to `rest`: a flag tells.
     skip = flag or _skip(scope, function)
-    result: list[ast.stmt] = [_if(node, node.body, node.orelse, scope, function, skip)]
+    first = _if(node, node.body, node.orelse, scope, function, skip)
+    # Where one side jumps, what the other assigns is read on paths alone that it has reached.
+    first.weft_guard = _always(node.body) or _always(node.orelse)  # type: ignore[attr-defined]
+    result: list[ast.stmt] = [first]
     if rest:
         after = _statements(rest, scope, function, flag) or [ast.copy_location(ast.Pass(), node)]
         result.append(unless(skip, after, node))

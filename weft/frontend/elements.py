@@ -4,16 +4,20 @@ dimensions are the tensor's last ones."""
 from __future__ import annotations
 
 import ast
+import inspect
 import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+
+import torch
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import aggregates, complexes, from_end, uncallable
 from weft.frontend.context import Lowering, wrong_subscripts
 from weft.frontend.kinds import (
     STORAGE,
+    Method,
     Operand,
     Part,
     Scalar,
@@ -32,6 +36,7 @@ from weft.ir import types as ir
 from weft.ir.core import Value
 
 MOST_UNROLLED_STORES = 64
+_VIEWS = ("T", "mT", "H", "mH", "real", "imag")  # which are subscripted: refused there
 
 
 def holder(cx: Lowering, node: ast.expr) -> Operand:
@@ -48,6 +53,18 @@ def holder(cx: Lowering, node: ast.expr) -> Operand:
 def vector_of(cx: Lowering, x: Operand, span: Span) -> Operand:
     """``x``; of the tensor that holds a vector of the host part, the vector as it is now."""
     return load(cx, Part(x, []), span) if isinstance(x, Tensor) and x.backing else x
+
+
+def asked(x: Operand, span: Span) -> Operand:
+    """``x``, unless it is what the host alone knows of a tensor."""
+    of_tensor = isinstance(x, Method) and isinstance(x.receiver, Tensor) and x.name not in _VIEWS
+    if of_tensor and inspect.isdatadescriptor(getattr(torch.Tensor, x.name, None)):
+        raise KernelTypeError(
+            f"`.{x.name}` of {describe(x.receiver)} is not known here", span,
+            help="ask for it by the name that the host part has for the tensor, and hand on the "
+            "answer",
+        )  # fmt: skip
+    return x
 
 
 def check_fits(tensor: Tensor, x: Operand, span: Span) -> None:

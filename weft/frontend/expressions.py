@@ -183,10 +183,12 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
             pair, dtype = isinstance(rows.probe(cx, row), Complex), rows.dtype(cx, row)
             return Static(casts.complex_object(dtype) if pair else casts.dtype_object(dtype))
         return Method(x, name)
-    of_dict = isinstance(x, Tup) and x.struct is dict
-    help = (
-        'it has d["a"], len(d), `in` and loops over its keys' if of_dict else "check the spelling"
-    )
+    help = "check the spelling"
+    if isinstance(x, Tup) and x.struct is dict:
+        help = 'it has d["a"], len(d), `in` and loops over its keys'
+    elif isinstance(x, Tup) and name in growing.CHANGING:
+        help = ("a list of the host part stays as it is in a loop whose iterations run at once: "
+                "store into a tensor, or make the list in the loop")  # fmt: skip
     raise KernelTypeError(f"{describe(x)} has no attribute `{name}`", span, help=help)
 
 
@@ -217,9 +219,10 @@ def vector(value: Elementwise) -> Vec:
 def _attribute(cx: Lowering, node: ast.Attribute) -> Operand:
     name = dotted(node)
     root = name.partition(".")[0]
+    span = cx.span(node)
     if name in cx.frame.arguments and root not in cx.frame.env:
-        return elements.vector_of(cx, cx.frame.arguments[name], cx.span(node))
-    return attribute(cx, cx.expression(node.value), node.attr, cx.span(node))
+        return elements.vector_of(cx, cx.frame.arguments[name], span)
+    return elements.asked(attribute(cx, cx.expression(node.value), node.attr, span), span)
 
 
 def _tuple(cx: Lowering, node: ast.Tuple | ast.List) -> Operand:

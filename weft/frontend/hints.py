@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 from collections.abc import Callable
 
 from weft.errors import KernelSyntaxError
@@ -123,10 +124,7 @@ class _Hints:
         return [self._inside(node)]
 
     def _is_host_loop(self, node: ast.For) -> bool:
-        call = node.iter
-        return (
-            isinstance(call, ast.Call) and self.scope.called(call.func, self.locals) in HOST_LOOPS
-        )
+        return is_host_loop(node, self.scope, self.locals)
 
     def _loop(self, node: ast.For, hints: list[ast.Call]) -> list[ast.stmt]:
         if not hints:
@@ -241,6 +239,36 @@ def noting(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 Block = Callable[[list[ast.stmt]], list[ast.stmt]]
+
+
+def is_host_loop(node: ast.For, scope: Scope, locals: frozenset[str] = frozenset()) -> bool:
+    """Whether Python runs a loop of the host part, by what it goes over."""
+    call = node.iter
+    return isinstance(call, ast.Call) and scope.called(call.func, locals) in HOST_LOOPS
+
+
+def rewritten(
+    body: list[ast.stmt], scope: Scope, known: set[str],
+    step: Callable[[ast.stmt, list[ast.stmt], set[str]], set[str]],
+    changed: Callable[[ast.stmt], set[str]],
+) -> list[ast.stmt]:  # fmt: skip
+    """A statement list of the host part, and those in it, as ``step`` rewrites them: it appends to
+    the list what becomes of a statement or of a device loop, and gives of the names ``known`` of
+    there (a function's are its own) those that are so after it. ``changed`` are the names that may
+    not be so any more where a statement with lists of its own has begun."""
+    made: list[ast.stmt] = []
+    for node in body:
+        own = isinstance(node, ast.For) and not is_host_loop(node, scope)
+        if statement_lists(node) and not own and not isinstance(node, ast.FunctionDef):
+            after = known - changed(node)
+            once = isinstance(node, ast.If | ast.With | ast.Match)
+            inside = functools.partial(rewritten, scope=scope, known=known if once else after,
+                                       step=step, changed=changed)  # fmt: skip
+            made.append(with_lists(node, inside))
+            known = after
+        else:
+            known = step(node, made, known)
+    return made
 
 
 def with_lists(node: ast.stmt, block: Block) -> ast.stmt:

@@ -49,6 +49,7 @@ from weft.frontend.kinds import (
     Box,
     ComplexKind,
     Kind,
+    Method,
     OpaqueKind,
     Operand,
     RegionChanged,
@@ -209,7 +210,7 @@ def argument(cx: Lowering, name: str, spec: Spec, values: Iterator[Value]) -> Op
 
 
 def _device_attributes(cx: Lowering) -> None:
-    """``x.shape``, evaluated by the host, is better known as the dimensions of ``x`` itcx."""
+    """``x.shape``, evaluated by the host, is better known as the dimensions of ``x`` itself."""
     for name in list(cx.frame.arguments):
         root, _, attribute = name.rpartition(".")
         tensor = cx.frame.arguments.get(root)
@@ -220,7 +221,10 @@ def _device_attributes(cx: Lowering) -> None:
             and attribute not in ("real", "imag")
             and not isinstance(cx.frame.arguments[name], Tensor)  # x.grad, x.T
         ):
-            cx.frame.arguments[name] = expressions.attribute(cx, tensor, attribute, cx.builder.span)
+            known = expressions.attribute(cx, tensor, attribute, cx.builder.span)
+            given = getattr(cx.frame.arguments[name], "value", None)
+            if not isinstance(known, Method) or callable(given):  # else it is x.is_cuda, x.itemsize
+                cx.frame.arguments[name] = known
 
 
 def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str, str]]:

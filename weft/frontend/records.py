@@ -344,6 +344,11 @@ def store(cx: Lowering, target: ast.Attribute | ast.Subscript, x: Operand, span:
             new = Vec(entries, base.shape)
         cx.bind(_target(target.value), new, span)
         return True
+    if isinstance(target, ast.Subscript) and isinstance(base, Tup) and base.struct is dict:
+        raise KernelTypeError(
+            "a dict gets another key", span, help="make the dict with all of its keys, which are "
+            "constants; by a number of run time there are elements of tensors and of lists",
+        )  # fmt: skip
     if isinstance(target, ast.Subscript) and isinstance(base, Tup) and base.in_order:
         raise KernelTypeError(
             f"an item of `{ast.unparse(target.value)}` is assigned, and lists that objects hold do "

@@ -65,7 +65,7 @@ def needless_checks(function: Function, *, isl: bool = True) -> set[Op]:
 
 def check_negative(function: Function) -> None:
     """Raises ``KernelIndexError`` for an access that no condition guards, in no loop without
-    iterations, and whose subscript is below 0 whatever the iteration is."""
+    iterations, and whose subscript is below 0 in all iterations, or in one that there is."""
     for access in accesses(function):
         for axis in range(len(access.subscripts) if not access.guards else 0):
             if _most(access, access.subscripts[axis]) < 0 and not _never(access):
@@ -75,6 +75,36 @@ def check_negative(function: Function) -> None:
                     "is counted from the end", access.op.span,
                     help=f"write {name}.shape[{axis}] in front of it",
                 )  # fmt: skip
+            if (least := _least(access, access.subscripts[axis])) < 0 and not _never(access):
+                name = access.memref.name or "an array"
+                raise KernelIndexError(
+                    f"subscript {axis} of `{name}` is {least} in one iteration: only a literal is "
+                    "counted from the end", access.op.span,
+                    help=f"count from the end by `% {name}.shape[{axis}]`, or have it read where "
+                    "it is in range alone: begin the loop later, or write `if`, or `a if c else b`",
+                )  # fmt: skip
+
+
+def _least(access: Access, expression: Poly | None) -> int:
+    """What ``expression`` is at least, in an iteration that there is; 0 where that is not known.
+    Loops whose bounds are of no other index go over a box: if they run, they meet its corner."""
+    indices = {loop.iv for loop in access.loops}
+    ends = [bound for loop in access.loops for bound in (loop.lower, loop.upper)]
+    if any(end is None or indices & {*end.leaves()} for end in ends):
+        return 0
+    for loop in access.loops:
+        factor = expression.slope(loop.iv) if expression is not None else None
+        if factor is None or expression is None:
+            return 0
+        at = loop.lower
+        if factor < 0:
+            one = loop.step is not None and loop.step.constant == 1
+            at = loop.upper - number(1) if one and loop.upper is not None else None
+        if factor and (at is None or at.constant is None):
+            return 0
+        if factor and at is not None:
+            expression += (at - atom(loop.iv)).scaled(factor)
+    return (expression.constant if expression is not None else None) or 0
 
 
 def _never(access: Access) -> bool:

@@ -93,6 +93,7 @@ class Array(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
     element: Any = None  # the VectorType or MatrixType of a field of these, or a Placed
     row: bool = False  # a part of a tensor, or computed in a loop: iterates over its elements
+    followed: bool = True  # by autograd, as any tensor is, from the first store on
 
     def __getitem__(self, index: Any) -> Any:
         return self._get(self._parts(index))
@@ -115,7 +116,8 @@ class Array(torch.Tensor):
     def _set(self, parts: tuple[Any, ...], value: Any) -> None:
         if isinstance(value, Elementwise | list | tuple | np.ndarray):
             value = self._numbers(value, parts)
-        with quietly(), torch.set_grad_enabled(torch.is_grad_enabled() and not self.is_leaf):
+        follow = not self.is_leaf or (self.followed and not self.requires_grad)
+        with quietly(), torch.set_grad_enabled(torch.is_grad_enabled() and follow):
             self.as_subclass(torch.Tensor)[parts] = stored(value, self.dtype)
 
     def _parts(self, index: Any) -> tuple[Any, ...]:
@@ -241,6 +243,7 @@ class Field(Array):
     """
 
     defaults: ClassVar[Defaults] = Defaults()  # as ``weft.init`` says
+    followed = False  # a launch is, which stores into it; a number is set
     needs_grad = False  # whether it was made with a gradient, which is 0 at first
     ungraded: tuple[str, str] | None = None  # why its gradient is not known, and a way out
     needs_dual = False  # whether it was made with a tangent, which is 0 at first

@@ -25,7 +25,7 @@ from weft.frontend.desugar import placed
 from weft.frontend.hints import rewritten
 from weft.frontend.names import Scope, bound_names, statement_lists
 from weft.lang import names
-from weft.source import FunctionSource
+from weft.source import FunctionSource, subtree
 
 ATOMIC = "weft_atomic"  # the attribute of a statement that was an atomic: its name
 _OPERATORS: dict[str, ast.operator] = {
@@ -62,7 +62,7 @@ def members(tree: ast.FunctionDef, scope: Scope) -> ast.FunctionDef:
             return (structs - set(bound_names(node))) | _struct(node, scope, whole)
         node = copy.deepcopy(node)
         own: dict[Place, tuple[str, ast.Attribute]] = {}
-        for update in ast.walk(node):
+        for update in subtree(node):
             if isinstance(update, ast.AugAssign) and (at := _member(update, structs)) in found:
                 assert isinstance(update.target, ast.Attribute)
                 assert at is not None
@@ -95,7 +95,7 @@ def _is_hint(node: ast.stmt, scope: Scope) -> bool:
 
 def _whole(tree: ast.FunctionDef) -> set[str]:
     """The names that are read otherwise than for one of their members."""
-    nodes = [*ast.walk(tree)]
+    nodes = [*subtree(tree)]
     parts = Counter(n.value.id for n in nodes
                     if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name))  # fmt: skip
     read = Counter(n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
@@ -129,7 +129,7 @@ def _member(node: ast.AugAssign, structs: set[str]) -> Place | None:
 def _members(loop: ast.For, structs: set[str]) -> Iterator[Place]:
     """The structs, and their members, that ``loop`` accumulates into and does not read. None of the
     members is in another."""
-    nodes = [*ast.walk(loop)]
+    nodes = [*subtree(loop)]
     places = [p for n in nodes if isinstance(n, ast.AugAssign) and (p := _member(n, structs))]
     met = Counter(n.id for n in nodes if isinstance(n, ast.Name))
     updated = Counter(place[0] for place in places)
@@ -184,7 +184,7 @@ def _set(node: ast.AST) -> list[tuple[str, bool]]:
 
 
 def _setting(loop: ast.For, known: set[str]) -> ast.For:
-    nodes = list(ast.walk(loop))
+    nodes = list(subtree(loop))
     read = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     every = [each for node in nodes for each in _set(node)]
     bound = Counter(bound_names(loop))
@@ -197,7 +197,7 @@ def _setting(loop: ast.For, known: set[str]) -> ast.For:
     if not wanted:
         return loop
     loop = copy.deepcopy(loop)
-    for node in ast.walk(loop):
+    for node in subtree(loop):
         for name, value in _set(node):
             if name in wanted:
                 assert isinstance(node, ast.Assign)

@@ -7,7 +7,7 @@ import builtins
 from collections.abc import Mapping, Set
 
 from weft.errors import warn
-from weft.source import FunctionSource
+from weft.source import FunctionSource, subtree
 
 _NARROW = {"i8": 8, "u8": 8, "i16": 16, "u16": 16}
 
@@ -21,7 +21,7 @@ def advise(
 ) -> None:
     """Warns, once, of what stands in ``loop``. ``dtypes``: of the numbers and vectors that it
     assigns; ``tensors``: names of tensors that it reads."""
-    for inner in ast.walk(loop):
+    for inner in subtree(loop):
         over = getattr(inner.iter, "id", "") if isinstance(inner, ast.For) else ""
         if isinstance(inner, ast.For) and over in tensors:
             _elements(inner, source, over, loop)
@@ -38,7 +38,7 @@ def _elements(loop: ast.For, source: FunctionSource, tensor: str, region: ast.Fo
     derived, size = set(indices), 0
     while len(derived) > size:
         size = len(derived)
-        for node in ast.walk(region):
+        for node in subtree(region):
             if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and node.value:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 if _names(node.value) & derived:
@@ -75,11 +75,11 @@ def _takes_indices(function: ast.expr, source: FunctionSource) -> bool:
 
 
 def _below(loop: ast.For) -> list[ast.AST]:
-    return [node for statement in loop.body for node in ast.walk(statement)]
+    return [node for statement in loop.body for node in subtree(statement)]
 
 
 def _names(node: ast.AST) -> set[str]:
-    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    return {inner.id for inner in subtree(node) if isinstance(inner, ast.Name)}
 
 
 def _changed(target: ast.expr) -> set[str]:
@@ -96,12 +96,12 @@ def _sums(loop: ast.For, source: FunctionSource, dtypes: Mapping[str, str]) -> N
     """``s = 0`` before ``s += x[i]`` gives ``s`` the type of the elements."""
     literal = {
         target.id
-        for node in ast.walk(source.tree)
+        for node in subtree(source.tree)
         if isinstance(node, ast.Assign)
         for target, value in _pairs(node)
         if isinstance(target, ast.Name) and _is_of_integers(value)
     }
-    for node in ast.walk(loop):
+    for node in subtree(loop):
         name, operation = _accumulation(node)
         bits = _NARROW.get(dtypes.get(name, ""))
         if isinstance(operation, (ast.Add, ast.Sub, ast.Mult)) and name in literal and bits:

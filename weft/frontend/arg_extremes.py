@@ -16,6 +16,7 @@ from weft.frontend.desugar import placed
 from weft.frontend.hints import rewritten
 from weft.frontend.names import Scope, bound_names
 from weft.lang import names
+from weft.source import subtree
 from weft.values import frozen
 
 _NONE = (1 << 62) - 1  # more than any index
@@ -107,7 +108,7 @@ def _reads_only(loop: ast.For, before: list[ast.stmt], pair: _Pair, scope: Scope
                 own[name] = value
             case _:
                 return False
-    mentioned = [n.id for part in (*own.values(), pair.value, loop.iter) for n in ast.walk(part)
+    mentioned = [n.id for part in (*own.values(), pair.value, loop.iter) for n in subtree(part)
                  if isinstance(n, ast.Name)]  # fmt: skip
     mine = {pair.best, pair.at}
     return (
@@ -138,7 +139,7 @@ def _ascends(iterable: ast.expr, scope: Scope) -> bool:
 def _is_element(value: ast.expr, own: dict[str, ast.expr], scope: Scope) -> bool:
     match value:
         case ast.Subscript():
-            return not any(isinstance(n, ast.Call | ast.NamedExpr) for n in ast.walk(value))
+            return not any(isinstance(n, ast.Call | ast.NamedExpr) for n in subtree(value))
         case ast.Name(id=name):
             return name in own
         case ast.UnaryOp(op=ast.USub(), operand=inner):
@@ -168,7 +169,7 @@ def _two_loops(loop: ast.For, pair: _Pair) -> list[ast.stmt]:
     def beyond(name: str) -> ast.Compare:
         """The test, with ``name`` in place of ``best``."""
         new = copy.deepcopy(pair.test)
-        for node in ast.walk(new):
+        for node in subtree(new):
             if isinstance(node, ast.Name) and node.id == pair.best:
                 node.id = name
         return new

@@ -15,7 +15,7 @@ from typing import Any
 
 from weft.frontend.names import Scope, bound_names, root_name
 from weft.lang.loops import is_func
-from weft.source import FunctionSource, read_function, recompiled
+from weft.source import FunctionSource, read_function, recompiled, subtree
 
 _FUNCTION, _CALLEE = "__weft_without_asserts__", "__weft_callee__"
 
@@ -37,7 +37,7 @@ def without_asserts(function: types.FunctionType) -> Callable[..., Any]:
     """A ``weft.func`` that Python calls, without its asserts and those of others that it calls."""
     source = read_function(function)
     tree = left_out(source)
-    own = {a.arg for a in ast.walk(tree.args) if isinstance(a, ast.arg)}
+    own = {a.arg for a in subtree(tree.args) if isinstance(a, ast.arg)}
     own |= {name for statement in tree.body for name in bound_names(statement)}
     tree = _Calling(Scope.of(function), own).visit(tree)
     tree.name, tree.decorator_list = _FUNCTION, []

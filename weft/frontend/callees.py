@@ -18,6 +18,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from weft.frontend.names import MISSING, Scope, arguments, is_known
 from weft.lang import names
+from weft.source import subtree
 from weft.values import mutable
 
 # What is asked of torch's dispatcher has no public name.
@@ -113,7 +114,7 @@ def called(value: Any) -> Any:
 def mentions(tree: ast.AST, scope: Scope, wanted: frozenset[str]) -> bool:
     """Whether ``tree`` calls, by names of ``scope``, one of the language's functions with these
     canonical names, or a function of the user whose code has one in it."""
-    calls = (scope.resolve(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call))
+    calls = (scope.resolve(n.func) for n in subtree(tree) if isinstance(n, ast.Call))
     return _any_mentions(calls, wanted, set())
 
 

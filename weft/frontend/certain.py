@@ -10,6 +10,7 @@ import ast
 from collections.abc import Sequence
 
 from weft.frontend.names import SKIPPED, bound_names
+from weft.source import children, subtree
 
 
 def names_after(loop: ast.For | ast.While) -> frozenset[str]:
@@ -33,7 +34,7 @@ def names_after(loop: ast.For | ast.While) -> frozenset[str]:
 def mark_skipped(body: Sequence[ast.stmt]) -> None:
     """Marks what ``body`` reads of the names that a part of an expression assigns by ``:=``, where
     that part may have been skipped: ``c and (k := 3)``. See ``names.is_skipped``."""
-    lists = [n for s in body for n in ast.walk(s) if isinstance(n, ast.NamedExpr)]
+    lists = [n for s in body for n in subtree(s) if isinstance(n, ast.NamedExpr)]
     if not lists:
         return
     paths = _Paths()
@@ -147,7 +148,7 @@ class _Paths:
 
     def value(self, node: ast.AST, have: frozenset[str]) -> frozenset[str]:
         """What is assigned once the expression ``node`` has been evaluated."""
-        if not any(isinstance(n, ast.NamedExpr) for n in ast.walk(node)):
+        if not any(isinstance(n, ast.NamedExpr) for n in subtree(node)):
             self.note(node, have)
             return have
         match node:
@@ -164,12 +165,12 @@ class _Paths:
                 self.note(node, have)
                 return have
             case _:
-                for child in ast.iter_child_nodes(node):
+                for child in children(node):
                     have = self.value(child, have)
                 return have
 
     def note(self, node: ast.AST, have: frozenset[str]) -> None:
-        for child in ast.walk(node):
+        for child in subtree(node):
             if (
                 isinstance(child, ast.Name) and isinstance(child.ctx, ast.Load)
                 and child.id not in have

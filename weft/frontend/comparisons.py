@@ -32,6 +32,7 @@ from weft.frontend.kinds import (
     dtype_of,
     is_complex,
 )
+from weft.source import children, subtree
 
 COMPARE: dict[type, str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
@@ -81,7 +82,7 @@ def _waits(node: ast.Compare, k: int) -> bool:
     compared = {
         name for operand in (node.left, *node.comparators[:k]) for name in _outside(operand)
     }
-    for part in ast.walk(node.comparators[k]):
+    for part in subtree(node.comparators[k]):
         match part:
             case ast.NamedExpr():
                 return True
@@ -90,7 +91,7 @@ def _waits(node: ast.Compare, k: int) -> bool:
             case ast.Call(func=ast.Attribute(attr=name)) if name in CHANGING:
                 return True
             case ast.Subscript(slice=index):
-                if compared & {n.id for n in ast.walk(index) if isinstance(n, ast.Name)}:
+                if compared & {n.id for n in subtree(index) if isinstance(n, ast.Name)}:
                     return True
             case _:
                 pass
@@ -102,7 +103,7 @@ def _outside(node: ast.expr) -> set[str]:
     if isinstance(node, ast.Subscript):
         return set()
     own = {node.id} if isinstance(node, ast.Name) else set[str]()
-    inside = (c for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr))
+    inside = (c for c in children(node) if isinstance(c, ast.expr))
     return own.union(*map(_outside, inside))
 
 

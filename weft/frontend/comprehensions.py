@@ -22,6 +22,7 @@ from weft.ir import types as ir
 from weft.ir.core import Block, Value, walk
 from weft.ir.views import written_by
 from weft.lang.growing import ROOM
+from weft.source import subtree
 
 MOST_ITEMS = 256  # of a comprehension, which is written out
 _Comprehension = ast.GeneratorExp | ast.ListComp | ast.SetComp
@@ -122,7 +123,7 @@ def _tried(cx: Lowering) -> Generator[None]:
 
 def _acts(cx: Lowering, row: Row, item: ast.expr) -> bool:
     """Whether to compute an item of ``row`` does more than that: it stores, prints or draws."""
-    if not any(isinstance(n, ast.Call) for n in ast.walk(item)):
+    if not any(isinstance(n, ast.Call) for n in subtree(item)):
         return False
     block = Block()
     with cx.builder.at(block):

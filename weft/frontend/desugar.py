@@ -22,6 +22,7 @@ from typing import TypeVar
 from weft.frontend.certain import mark_skipped, names_after
 from weft.frontend.matching import without_match
 from weft.frontend.names import own_nodes
+from weft.source import children, subtree
 from weft.values import mutable
 
 RETURN_VALUE = ".value"
@@ -106,7 +107,7 @@ def leaving(node: ast.AST, nested: bool = False) -> list[ast.stmt]:
     if isinstance(node, ast.FunctionDef):
         return []
     inside = set[ast.AST](node.body) if isinstance(node, (ast.For, ast.While)) else set[ast.AST]()
-    return [j for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)
+    return [j for child in children(node) if isinstance(child, ast.stmt)
             for j in leaving(child, nested or child in inside)]  # fmt: skip
 
 
@@ -148,7 +149,7 @@ def unless(flag: str, body: list[ast.stmt], at: ast.AST, guard: bool = True) -> 
 
 def placed(node: Node, at: ast.AST) -> Node:
     """``node``, whose parts that have no place get that of ``at``."""
-    for child in ast.walk(node):
+    for child in subtree(node):
         if isinstance(child, (ast.stmt, ast.expr)) and not hasattr(child, "lineno"):
             ast.copy_location(child, at)
     return node

@@ -16,6 +16,7 @@ import torch
 
 from weft.frontend.names import Reads, Scope, bound_names, parameter_names, read_first, root_name
 from weft.lang.loops import serial
+from weft.source import children, subtree
 from weft.values import frozen
 
 # Functions of elements that give a new element, by how many of their arguments are elements.
@@ -61,12 +62,12 @@ def of_elements(
     ``assigned``: names that have a value before it, certainly. ``following``: what is carried out
     after it."""
     local = frozenset(parameter_names(tree.args)).union(*map(bound_names, tree.body))
-    if any(isinstance(node, ast.Delete) for node in ast.walk(tree)):
+    if any(isinstance(node, ast.Delete) for node in subtree(tree)):
         return None
     text = _Text(scope, local)
     if not text.is_loop(loop) or not all(map(text.is_plain, _nodes(loop))):
         return None
-    if not any(isinstance(n, ast.Subscript) for s in loop.body for n in ast.walk(s)):
+    if not any(isinstance(n, ast.Subscript) for s in loop.body for n in subtree(s)):
         return None
     reads = Reads()
     reads.statement(loop, frozenset())
@@ -75,13 +76,13 @@ def of_elements(
     kept = bound & read_first(following)
     if not (before | kept) <= {*assigned}:
         return None  # Python would raise, or not, as it turns out
-    stored = {_tensor(n) for n in ast.walk(loop)
+    stored = {_tensor(n) for n in subtree(loop)
               if isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Store)}  # fmt: skip
     named = set(_named(loop))
-    summed = {n.target.id for n in ast.walk(loop)
+    summed = {n.target.id for n in subtree(loop)
               if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)}  # fmt: skip
-    seen = kept | {n.id for r in ast.walk(loop) if isinstance(r, ast.Return)
-                   for n in ast.walk(r) if isinstance(n, ast.Name)}  # fmt: skip
+    seen = kept | {n.id for r in subtree(loop) if isinstance(r, ast.Return)
+                   for n in subtree(r) if isinstance(n, ast.Name)}  # fmt: skip
     if any(name in seen for name, _ in named):
         return None
     shared = frozenset(name for name in summed if not _is_own(name, tree))
@@ -102,7 +103,7 @@ def _nodes(loop: ast.For) -> Iterator[ast.AST]:
         elif isinstance(node, ast.Call):
             left += node.args
         else:
-            left += ast.iter_child_nodes(node)
+            left += children(node)
 
 
 def ends_of(loop: ast.For) -> list[ast.expr]:
@@ -215,12 +216,12 @@ def _pairs(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
 def _named(loop: ast.For) -> Iterator[tuple[str, str]]:
     """The names that elements have in a loop, also through other names, and their tensors."""
     found: set[tuple[str, str]] = set()
-    assigned = [(t.id, v) for n in ast.walk(loop) if isinstance(n, ast.Assign)
+    assigned = [(t.id, v) for n in subtree(loop) if isinstance(n, ast.Assign)
                 for t, v in _pairs(n) if isinstance(t, ast.Name)]  # fmt: skip
     found |= {(name, _tensor(e)) for name, value in assigned for e in _bare(value)}
     while True:
         held = {name for name, _ in found}
-        more = {(name, of) for name, value in assigned for n in ast.walk(value)
+        more = {(name, of) for name, value in assigned for n in subtree(value)
                 if isinstance(n, ast.Name) and n.id in held
                 for known, of in found if known == n.id and _hands_on(value)}  # fmt: skip
         if more <= found:
@@ -238,8 +239,8 @@ def _hands_on(value: ast.expr) -> bool:
 def _is_own(name: str, tree: ast.FunctionDef) -> bool:
     """Whether nothing else in the kernel is the tensor that ``name`` is, which ``name += v``
     changes in place: it is only ever assigned what is new, and has no second name."""
-    around = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-    for node in ast.walk(tree):
+    around = {child: node for node in subtree(tree) for child in children(node)}
+    for node in subtree(tree):
         if not (isinstance(node, ast.Name) and node.id == name):
             continue
         parent = around[node]
@@ -250,7 +251,7 @@ def _is_own(name: str, tree: ast.FunctionDef) -> bool:
             statement = parent if isinstance(parent, ast.Assign) else around[parent]
             if not isinstance(statement, ast.Assign) or not all(
                 _is_new(v) for t, v in _pairs(statement)
-                if name in {n.id for n in ast.walk(t) if isinstance(n, ast.Name)}
+                if name in {n.id for n in subtree(t) if isinstance(n, ast.Name)}
             ):  # fmt: skip
                 return False
         elif not isinstance(parent, ast.AugAssign):

@@ -11,6 +11,7 @@ from weft.frontend.desugar import placed
 from weft.frontend.kinds import Operand, Part, Row, Tensor, Tup, View, of_lists
 from weft.frontend.names import without_subscripts
 from weft.frontend.scope import Frame
+from weft.source import subtree
 
 
 def exchanged(cx: Lowering, node: ast.Assign) -> list[ast.stmt] | None:
@@ -29,7 +30,7 @@ def exchanged(cx: Lowering, node: ast.Assign) -> list[ast.stmt] | None:
     whole = cx.frame.env.get(name)
     if not isinstance(whole, Tensor) or not of_lists(whole):
         return None
-    inner = [n for place in (a, b) for n in ast.walk(place)]
+    inner = [n for place in (a, b) for n in subtree(place)]
     names = [n.id for n in inner if isinstance(n, ast.Name)].count(name)
     again = names > 2 or any(isinstance(n, ast.Call | ast.NamedExpr) for n in inner)
     if again or getattr(without_subscripts(b), "id", "") != name or not of_lists(cx.expression(d)):

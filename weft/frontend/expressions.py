@@ -53,6 +53,7 @@ from weft.frontend.specs import vector_entries
 from weft.ir.core import Block, Op, Value
 from weft.lang import absent, names
 from weft.lang.elements import Elementwise
+from weft.source import children
 
 BINARY: dict[type, str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%",
@@ -406,7 +407,7 @@ def cheap(node: ast.expr) -> bool:
         return isinstance(node.op, _CHEAP_OPERATORS) and cheap(node.left) and cheap(node.right)
     if not isinstance(node, _CHEAP):
         return False
-    return all(cheap(c) for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr))
+    return all(cheap(c) for c in children(node) if isinstance(c, ast.expr))
 
 
 def test(cx: Lowering, node: ast.expr) -> Static | Scalar:

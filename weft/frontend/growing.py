@@ -32,6 +32,7 @@ from weft.ir import types as ir
 from weft.ir.core import Op, Value, walk
 from weft.ir.views import written_by
 from weft.lang.growing import ROOM
+from weft.source import subtree
 
 METHODS = ("append", "pop", "clear")
 CHANGING = (*METHODS, "extend", "insert", "remove", "sort", "reverse", "popleft", "appendleft")
@@ -45,7 +46,7 @@ def grown(node: ast.AST) -> set[str]:
     """The names of lists that ``node`` lets grow or shrink, and of empty ones that it hands to
     functions, which may."""
     found, empty, handed = set[str](), set[str](), set[str]()
-    for child in ast.walk(node):
+    for child in subtree(node):
         found |= getattr(child, GROWS, set())
         match child:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr)) if (
@@ -298,7 +299,7 @@ def check_loop(cx: Lowering, over: ast.expr, ops: Sequence[Op]) -> None:
     """Refuses a loop over a list, which made ``ops``, that lets it grow or shrink: Python would
     look at the length in each iteration."""
     inside = [op for one in ops for region in one.regions for op in walk(region)]
-    for node in ast.walk(over):
+    for node in subtree(over):
         known = cx.frame.env.get(node.id) if isinstance(node, ast.Name) else None
         if not is_growing(known):
             continue

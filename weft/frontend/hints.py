@@ -21,7 +21,7 @@ from weft.frontend.names import (
     read_first,
     statement_lists,
 )
-from weft.source import FunctionSource
+from weft.source import FunctionSource, subtree
 
 HOST_LOOPS = ("serial", "static")
 KEPT = "weft_kept"  # the attribute of a loop in order: the names that it hands on
@@ -72,7 +72,7 @@ class _Hints:
                 result += self._loop(node, pending)
                 pending = []
                 continue
-            elif any(isinstance(inner, ast.For) for inner in ast.walk(node)):
+            elif any(isinstance(inner, ast.For) for inner in subtree(node)):
                 self._refuse(pending)
             result.append(self._inside(node))
             if not statement_lists(node):
@@ -145,7 +145,7 @@ class _Hints:
         """The loop in order: names that were assigned before and are read after it are handed on
         (``kept``, if that is known), and a ``return`` in it leaves the kernel."""
         end = loop.end_lineno or loop.lineno
-        read = (n for n in ast.walk(self.source.tree) if isinstance(n, ast.Name))
+        read = (n for n in subtree(self.source.tree) if isinstance(n, ast.Name))
         later = {n.id for n in read if isinstance(n.ctx, ast.Load) and n.lineno > end}
         if kept is None:  # what is read above it, too, where a loop of the host part is around it
             later |= read_first(self.following)
@@ -175,7 +175,7 @@ def once(loop: ast.For) -> ast.stmt:
     new = ast.For(ast.Name("__weft_once__", ast.Store()), once, [loop], [])
     setattr(new, _HINTS, getattr(loop, _HINTS, []))
     setattr(new, KEPT, frozenset[str]())
-    for node in (new, once, *ast.walk(once), new.target):
+    for node in (new, once, *subtree(once), new.target):
         ast.copy_location(node, loop)
     return new
 
@@ -200,7 +200,7 @@ def returning(loop: ast.For) -> tuple[list[ast.stmt], list[ast.stmt]]:
         noted: list[ast.stmt] = []
         given: list[ast.expr] = []
         for place, item in enumerate(items):
-            read = {n.id for n in ast.walk(item) if isinstance(n, ast.Name)} if item else set()
+            read = {n.id for n in subtree(item) if isinstance(n, ast.Name)} if item else set()
             if item is None or own.isdisjoint(read):
                 given.append(item or ast.Constant(None))
                 continue
@@ -216,7 +216,7 @@ def returning(loop: ast.For) -> tuple[list[ast.stmt], list[ast.stmt]]:
         after.append(ast.If(test, [ast.Return(value)], []))
     before.append(_assigned(flag, ast.Constant(0)))
     for statement in (*before, *after, *made):
-        for node in ast.walk(statement):
+        for node in subtree(statement):
             if isinstance(node, ast.stmt | ast.expr) and not hasattr(node, "lineno"):
                 ast.copy_location(node, loop)
     return before, after

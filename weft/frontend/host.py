@@ -32,7 +32,7 @@ from weft.lang.dtypes import DTYPES, DType
 from weft.lang.loops import is_func
 from weft.lang.numbers import NUMBERS, cast, converted, copied, strong
 from weft.lang.vectors import MatrixType, VectorType
-from weft.source import FunctionSource
+from weft.source import FunctionSource, children, subtree
 
 CAST, COPY, DETACH = "__weft_cast__", "__weft_copy__", "__weft_detach__"
 CONVERT, PLAIN = "__weft_converting__", "__weft_without_asserts__"
@@ -74,7 +74,7 @@ def _host_nodes(node: ast.AST, launchers: str) -> Iterable[ast.AST]:
     if is_launch(node, launchers):
         return
     yield node
-    for child in ast.iter_child_nodes(node):
+    for child in children(node):
         yield from _host_nodes(child, launchers)
 
 
@@ -131,7 +131,7 @@ def _assign(name: str, function: str, at: ast.AST) -> ast.stmt:
 
 
 def _at(node: ast.stmt, at: ast.AST) -> ast.stmt:
-    for child in ast.walk(node):
+    for child in subtree(node):
         if isinstance(child, ast.stmt | ast.expr) and not hasattr(child, "lineno"):
             ast.copy_location(child, at)
             child.end_lineno, child.end_col_offset = child.lineno, child.col_offset
@@ -139,7 +139,7 @@ def _at(node: ast.stmt, at: ast.AST) -> ast.stmt:
 
 
 def _placed(node: ast.expr, at: ast.expr) -> Any:
-    for child in ast.walk(node):
+    for child in subtree(node):
         if isinstance(child, ast.expr) and not hasattr(child, "lineno"):
             ast.copy_location(child, at)
     return node
@@ -147,19 +147,19 @@ def _placed(node: ast.expr, at: ast.expr) -> Any:
 
 def _is_constant(node: ast.AST) -> bool:
     """Whether it is computed of literals alone."""
-    return not any(isinstance(n, ast.Name | ast.Call | ast.Await) for n in ast.walk(node))
+    return not any(isinstance(n, ast.Name | ast.Call | ast.Await) for n in subtree(node))
 
 
 def _is_read_twice_alike(target: ast.expr) -> bool:
     """Whether nothing that reading ``target`` evaluates does anything."""
     harmless = (ast.Name, ast.Attribute, ast.Subscript, ast.Tuple, ast.Constant, ast.UnaryOp,
                 ast.expr_context, ast.unaryop)  # fmt: skip
-    return all(isinstance(n, harmless) for n in ast.walk(target))
+    return all(isinstance(n, harmless) for n in subtree(target))
 
 
 def _changed(tree: ast.AST) -> set[str]:
     """Names of what a method may change: of ``s.v.fill(0)``, a statement, ``s``."""
-    calls = [n.value.func for n in ast.walk(tree)
+    calls = [n.value.func for n in subtree(tree)
              if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)]  # fmt: skip
     roots = [root_name(f.value) for f in calls
              if isinstance(f, ast.Attribute) and not f.attr.endswith("_")]  # fmt: skip
@@ -309,7 +309,7 @@ class _Rewriter(ast.NodeTransformer):
             return value
         if isinstance(value, (ast.Starred, *_FRESH)):
             return value
-        read = {n.id for n in ast.walk(value) if isinstance(n, ast.Name)}
+        read = {n.id for n in subtree(value) if isinstance(n, ast.Name)}
         if self.stored.isdisjoint(read.union(names)):  # nobody sees a difference
             return value
         if isinstance(value, ast.Call) and self._makes_new(value):

@@ -38,7 +38,7 @@ from weft.lang.loops import is_func
 from weft.lang.numbers import strong
 from weft.lang.types import is_template
 from weft.lang.vectors import MatrixType, VectorType
-from weft.source import read_function
+from weft.source import read_function, subtree
 
 MOST_CALLS = 10_000  # of one loop
 MOST_LEVELS = 32  # of a function that calls itself
@@ -145,7 +145,7 @@ def _named(
             f"`{function}` changes `{name}`, which has no name here", span,
             help="give the object a name before the call",
         )  # fmt: skip
-    held = {n.id for n in ast.walk(place) if isinstance(n, ast.Name)}
+    held = {n.id for n in subtree(place) if isinstance(n, ast.Name)}
     if not held & {*cx.frame.env}:
         raise KernelTypeError(
             f"`{function}` changes `{ast.unparse(place)}`, which is no variable here", span,
@@ -208,7 +208,7 @@ def _references(
     found = assigned_references(tree, hints)
     names = [name for name, hint in hints.items() if name != "return" and is_template(hint)]
     if names:
-        called: set[str] = set().union(*(getattr(n, REFERENCES, ()) for n in ast.walk(tree)))
+        called: set[str] = set().union(*(getattr(n, REFERENCES, ()) for n in subtree(tree)))
         found |= {name: True for name in names if name in called}
     return [n for n, bound in found.items() if bound or isinstance(arguments.get(n), Vec | Tup)]
 

@@ -16,6 +16,7 @@ from typing import TypeGuard
 from weft.frontend.desugar import RETURN_VALUE
 from weft.frontend.growing import CHANGING
 from weft.frontend.names import own_nodes, without_subscripts
+from weft.source import children, subtree
 from weft.values import mutable
 
 Pair = tuple[str, str]
@@ -84,7 +85,7 @@ def _pairs(
             for one, own in zip(target.elts, value.elts, strict=True):
                 found += _pairs([one], own)
         else:
-            names = [n for n in ast.walk(target) if isinstance(n, ast.Name)]
+            names = [n for n in subtree(target) if isinstance(n, ast.Name)]
             found += [(n, None) for n in names]
     return found
 
@@ -119,7 +120,7 @@ class _Held:
             case ast.AnnAssign(target=ast.Name(id=name)) if name in self.homes:
                 self.bound(node, name, "an annotated assignment")
             case ast.For(target=target, iter=over, body=body, orelse=orelse):
-                for n in ast.walk(target):
+                for n in subtree(target):
                     if isinstance(n, ast.Name) and n.id in self.homes:
                         self.bound(n, n.id, "a loop")
                 self.visit(over, True)
@@ -134,14 +135,14 @@ class _Held:
                 for default in (*node.args.defaults, *node.args.kw_defaults):
                     self.visit(default, False)
             case _:
-                for child in ast.iter_child_nodes(node):
+                for child in children(node):
                     self.visit(child, isinstance(node, ast.Assert))
         return self.problem
 
     def kept(self, node: ast.For) -> None:
         """A loop goes over the list that its name held when it began."""
         over = {n.id for n in _whole(node.iter)} & self.homes
-        for inner in (n for s in node.body for n in ast.walk(s)):
+        for inner in (n for s in node.body for n in subtree(s)):
             if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store) and (
                 inner.id in over
             ):  # fmt: skip
@@ -187,7 +188,7 @@ class _Held:
             case _:
                 takes = (ast.Compare, ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Attribute,
                          ast.FormattedValue, ast.Starred)  # fmt: skip
-                for child in ast.iter_child_nodes(node):
+                for child in children(node):
                     self.visit(child, isinstance(node, takes))
 
     def bound(self, node: ast.AST, name: str, by: str) -> None:
@@ -205,7 +206,7 @@ def _whole(node: ast.AST) -> Iterable[ast.Name]:
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len":
         return
     elif not isinstance(node, ast.Subscript | ast.ListComp | ast.GeneratorExp):
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             yield from _whole(child)
 
 
@@ -281,14 +282,14 @@ class _Flow:
             state = after
 
     def target(self, node: ast.For, state: _State) -> _State:
-        over = [n.id for n in ast.walk(node.iter) if isinstance(n, ast.Name)]
-        names = {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)}
+        over = [n.id for n in subtree(node.iter) if isinstance(n, ast.Name)]
+        names = {n.id for n in subtree(node.target) if isinstance(n, ast.Name)}
         rows = {(name, one) for name in names for one in over if one in self.known.listed}
         parts = frozenset(p for p in state.parts if p[0] not in names)
         return _State(state.same, parts | rows, state.gone - names)
 
     def reads(self, node: ast.AST, state: _State) -> None:
-        for n in ast.walk(node):
+        for n in subtree(node):
             if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.id in state.gone:
                 self.problem = self.problem or (
                     n, f"`{n.id}` is a row of a list whose name has been assigned another one",
@@ -297,7 +298,7 @@ class _Flow:
 
     def changes(self, node: ast.AST, state: _State) -> None:
         """Refuses a change of a list that may have another name, which would not see it."""
-        for n in ast.walk(node):
+        for n in subtree(node):
             place: ast.expr | None = None
             match n:
                 case ast.Subscript(ctx=ast.Store() | ast.Del()):
@@ -340,7 +341,7 @@ class _Flow:
             if not isinstance(target, ast.Name) or target.id == RETURN_VALUE:
                 continue
             written = node.value if value is None else value
-            read = {n.id for n in ast.walk(written) if isinstance(n, ast.Name)} & self.known.listed
+            read = {n.id for n in subtree(written) if isinstance(n, ast.Name)} & self.known.listed
             origins[target.id] = set()
             if id(target) in self.known.parts:
                 rows |= {(target.id, one) for one in read}

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from weft.frontend.names import bound_names, statement_lists
+from weft.source import children, subtree
 
 
 def into_loops(tree: ast.FunctionDef, is_region: Callable[[ast.stmt], bool]) -> None:
@@ -60,7 +61,7 @@ def _parts(node: ast.stmt, is_region: Callable[[ast.stmt], bool]) -> Iterator[as
     if not blocks:
         yield ast.Module([node], [])
         return
-    for child in ast.iter_child_nodes(node):
+    for child in children(node):
         if id(child) not in inner:
             yield ast.Module([child], [])  # type: ignore[list-item]
     for block in blocks:
@@ -69,4 +70,4 @@ def _parts(node: ast.stmt, is_region: Callable[[ast.stmt], bool]) -> Iterator[as
 
 
 def _read(node: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    return {n.id for n in subtree(node) if isinstance(n, ast.Name)}

@@ -39,6 +39,7 @@ from weft.ir import types as ir
 from weft.ir.core import Value
 from weft.ir.trips import trip_count
 from weft.ir.views import While
+from weft.source import subtree
 
 # Steps from here on may take what they are added to past 64 bits.
 _LONG = 1 << 31
@@ -501,7 +502,7 @@ def target_names(target: ast.expr, count: int) -> list[str]:
 
 def _names(target: ast.expr) -> list[str]:
     """The names that a loop's target assigns."""
-    return [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]
+    return [node.id for node in subtree(target) if isinstance(node, ast.Name)]
 
 
 TWO_KINDS.append(_of_this_turn)

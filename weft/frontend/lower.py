@@ -76,7 +76,7 @@ from weft.ir import types as ir
 from weft.ir.builder import Builder, identity
 from weft.ir.core import Function, Op, Value
 from weft.lang.elements import Elementwise
-from weft.source import FunctionSource
+from weft.source import FunctionSource, subtree
 from weft.values import mutable
 
 TotalKind = ScalarKind | ComplexKind | VecKind | TupKind  # of what a loop reduces into
@@ -317,7 +317,7 @@ def _is_another_name(cx: Lowering, name: str) -> bool:
     return not name.startswith("weft_") and any(
         isinstance(n, ast.Assign) and isinstance(n.value, ast.Name | ast.Attribute)
         and any(isinstance(t, ast.Name) and t.id == name for t in n.targets)
-        for n in ast.walk(cx.source.tree)
+        for n in subtree(cx.source.tree)
     )  # fmt: skip
 
 
@@ -325,7 +325,7 @@ def _before(cx: Lowering, node: ast.For, name: str) -> tuple[Operand, TotalKind]
     """What ``name``, which the loop accumulates into, is before it, and the kind of its total."""
     before = cx.frame.lookup(name, cx.span(node), cx.guards)
     is_scalar = dtype_of(before) is not None or is_complex(before)
-    atomic = next((n for s in node.body for n in ast.walk(s) if _is_atomic(n, name)), None)
+    atomic = next((n for s in node.body for n in subtree(s) if _is_atomic(n, name)), None)
     # A number that the host part has read from a field is a tensor, too: `s = x[0]`.
     given = any(a.name == name and a.parameter is not None for a in cx.region.args)
     if atomic is not None and isinstance(before, Tensor) and (given or before.rank):
@@ -373,7 +373,7 @@ def _body(
         raise KernelSyntaxError(message, cx.span(jump), help)
     for name in names:
         if isinstance(tensor := cx.operands.get(name), Tensor) and tensor.rank:
-            assigns = (s for s in ast.walk(node) if isinstance(s, ast.Assign | ast.AugAssign))
+            assigns = (s for s in subtree(node) if isinstance(s, ast.Assign | ast.AugAssign))
             found = next((s for s in assigns if name in bound_names(s)), node)
             raise KernelSyntaxError(
                 f"`{name}` is {describe(tensor)}: a device loop assigns its elements",

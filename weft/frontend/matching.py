@@ -12,13 +12,15 @@ import ast
 import copy
 from collections.abc import Iterable, Iterator
 
+from weft.source import children, subtree
+
 
 def without_match(body: list[ast.stmt], read_after: Iterable[str] = ()) -> list[ast.stmt]:
     """``body`` with ``if`` statements for ``match``. The statements given are not changed.
 
     ``read_after``: names that are read where ``body`` has ended.
     """
-    if not any(isinstance(n, ast.Match) for statement in body for n in ast.walk(statement)):
+    if not any(isinstance(n, ast.Match) for statement in body for n in subtree(statement)):
         return body
     names = {*read_after, *_read_elsewhere(body, frozenset())}
     key = names, [id(statement) for statement in body]
@@ -44,16 +46,16 @@ def _read_elsewhere(nodes: Iterable[ast.AST], captured: frozenset[str]) -> Itera
                 yield name
             case ast.match_case():
                 own = captured.union(_captures(node.pattern))
-                yield from _read_elsewhere(ast.iter_child_nodes(node), own)
+                yield from _read_elsewhere(children(node), own)
                 continue
             case _:
                 pass
-        yield from _read_elsewhere(ast.iter_child_nodes(node), captured)
+        yield from _read_elsewhere(children(node), captured)
 
 
 def _captures(pattern: ast.pattern) -> Iterator[str]:
     """The names that a pattern assigns."""
-    for node in ast.walk(pattern):
+    for node in subtree(pattern):
         if isinstance(node, ast.MatchAs | ast.MatchStar) and node.name is not None:
             yield node.name
 
@@ -66,7 +68,7 @@ class _Matching(ast.NodeTransformer):
 
     def visit_Match(self, node: ast.Match) -> list[ast.stmt] | ast.Match:
         self.generic_visit(node)
-        patterns = (n for case in node.cases for n in ast.walk(case.pattern))
+        patterns = (n for case in node.cases for n in subtree(case.pattern))
         return node if any(map(_is_foreign, patterns)) else self._branches(node)
 
     def _branches(self, node: ast.Match) -> list[ast.stmt]:
@@ -90,7 +92,7 @@ class _Matching(ast.NodeTransformer):
                 tests.append(_Capturing(captured).visit(case.guard))
             rest = [*before, *_where(tests, [*assigned, *case.body], rest, case.pattern)]
         for statement in (begin, *rest):
-            for child in ast.walk(statement):
+            for child in subtree(statement):
                 if isinstance(child, ast.stmt | ast.expr) and not hasattr(child, "lineno"):
                     ast.copy_location(child, node.subject)
         return [begin, *rest]
@@ -121,7 +123,7 @@ class _Capturing(ast.NodeTransformer):
 def _is_foreign(node: ast.AST) -> bool:
     """Whether a pattern is none of what is compiled."""
     if isinstance(node, ast.MatchOr):
-        return any(isinstance(n, ast.MatchAs | ast.MatchStar) and n.name for n in ast.walk(node))
+        return any(isinstance(n, ast.MatchAs | ast.MatchStar) and n.name for n in subtree(node))
     true = isinstance(node, ast.MatchSingleton) and node.value is not None
     return true or isinstance(node, ast.MatchClass | ast.MatchMapping)
 

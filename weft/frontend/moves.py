@@ -34,6 +34,7 @@ from weft.frontend.names import stored_lists
 from weft.frontend.scope import Frame
 from weft.ir.core import Value
 from weft.lang.growing import ROOM
+from weft.source import subtree
 from weft.values import mutable
 
 List = Tensor | TupleList
@@ -245,7 +246,7 @@ def _note(
     if isinstance(x, Tup) and isinstance(target, ast.Name) and not x.names:
         known.listed.add(target.id)  # one that nothing changes, so far
         if value is None or isinstance(value, ast.Call):
-            read = [n.id for n in ast.walk(value or target) if isinstance(n, ast.Name)]
+            read = [n.id for n in subtree(value or target) if isinstance(n, ast.Name)]
             known.shared[id(target)] = known.listed & {*read} if value else known.listed
     if not isinstance(target, ast.Name) or not (_is_array(x) or part):
         return
@@ -394,7 +395,7 @@ def called(
         changed |= {name for names in inner.moves.known.writes.values() for name in names}
     wrote = changed - places.keys()
     for name in changed & places.keys():
-        wrote |= {n.id for n in ast.walk(places[name]) if isinstance(n, ast.Name)}
+        wrote |= {n.id for n in subtree(places[name]) if isinstance(n, ast.Name)}
     moves.known.writes[id(node)] = wrote | moves.known.writes.get(id(node), set())
 
 

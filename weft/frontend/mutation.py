@@ -41,7 +41,7 @@ from weft.frontend.names import (
     root_name,
 )
 from weft.lang.vectors import Matrix, Vector
-from weft.source import enclosed_function, read_function
+from weft.source import children, enclosed_function, read_function, subtree
 
 # Attributes of a tensor that share no memory with it.
 PLAIN_ATTRIBUTES = frozenset(
@@ -417,7 +417,7 @@ class Mutations:
         self.at.device = outside or node in self.regions
         later: list[ast.AST] = []
         made = isinstance(node, _MADE_IN)  # after what generates
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             if isinstance(child, _BLOCKS) or (made and not isinstance(child, ast.comprehension)):
                 later.append(child)
             elif not isinstance(child, _PLAIN):
@@ -536,7 +536,7 @@ def _inside(
 
 
 def _returns(tree: ast.FunctionDef) -> list[ast.expr | None]:
-    return [n.value for s in tree.body for n in ast.walk(s) if isinstance(n, ast.Return)]
+    return [n.value for s in tree.body for n in subtree(s) if isinstance(n, ast.Return)]
 
 
 def mutated(
@@ -568,11 +568,11 @@ def _found(
 ) -> Mutations:  # fmt: skip
     parameters = parameter_names(tree.args)
     local = set(parameters) | {n for s in tree.body for n in bound_names(s)}
-    nodes = [n for s in tree.body for n in ast.walk(s)]
+    nodes = [n for s in tree.body for n in subtree(s)]
     free = {n.id for n in nodes if isinstance(n, ast.Name)} - local
     captured = [n for n in sorted(free) if not is_known(v := scope.lookup(n)) and v is not MISSING]
     inner = [n for n in nodes if isinstance(n, ast.Lambda | ast.FunctionDef)]
-    closed = {n.id for f in inner for n in ast.walk(f) if isinstance(n, ast.Name)}
+    closed = {n.id for f in inner for n in subtree(f) if isinstance(n, ast.Name)}
     words = (n.arg if isinstance(n, ast.keyword) else n.value for n in nodes
              if isinstance(n, ast.keyword | ast.Constant))  # fmt: skip
     tensors = [name for name in captured if not callable(scope.lookup(name))]

@@ -14,6 +14,7 @@ from typing import Any
 from weft.lang import names
 from weft.lang.dtypes import DType
 from weft.lang.vectors import MatrixType, VectorType
+from weft.source import children, subtree
 from weft.values import mutable
 
 MISSING: Any = object()
@@ -120,7 +121,7 @@ def parameter_names(arguments: ast.arguments) -> list[str]:
 def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """``node`` and what is in it, without the bodies of functions that are defined in it."""
     yield node
-    for child in ast.iter_child_nodes(node):
+    for child in children(node):
         if not isinstance(child, ast.FunctionDef | ast.Lambda):
             yield from own_nodes(child)
 
@@ -140,7 +141,7 @@ def bound_names(node: ast.AST) -> list[str]:
     while left:
         one = left.pop()
         if _bind(one, names):
-            left += reversed([*ast.iter_child_nodes(one)])
+            left += reversed(children(one))
     return names
 
 
@@ -149,7 +150,7 @@ def only_targets(body: Iterable[ast.stmt]) -> frozenset[str]:
     every, loops = Counter[str](), Counter[str]()
     for statement in body:
         every.update(bound_names(statement))
-        for node in ast.walk(statement):
+        for node in subtree(statement):
             if isinstance(node, ast.For):
                 loops.update(bound_names(node.target))
     return frozenset(name for name, count in loops.items() if every[name] == count)
@@ -166,7 +167,7 @@ def own_of_loops(body: Sequence[ast.stmt], names: set[str]) -> set[str]:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in inside:
             shared.add(node.id)
         elif isinstance(node, ast.FunctionDef | ast.Lambda):  # called somewhere else, perhaps
-            shared.update(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+            shared.update(n.id for n in subtree(node) if isinstance(n, ast.Name))
         own = frozenset[str]()
         if isinstance(node, ast.For):
             own = frozenset(bound_names(node.target)) & names
@@ -177,7 +178,7 @@ def own_of_loops(body: Sequence[ast.stmt], names: set[str]) -> set[str]:
             visit(node.generators[0].iter, inside)
         for child in before:
             visit(child, inside)
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             if child not in before:
                 visit(child, inside | own)
 
@@ -203,7 +204,7 @@ def _bind(node: ast.AST, names: list[str]) -> bool:
         case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
             names.append(name)
         case _ if isinstance(node, SCOPES):
-            found = (n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr))
+            found = (n.target.id for n in subtree(node) if isinstance(n, ast.NamedExpr))
             names.extend(found)
             return False
         case _:
@@ -215,7 +216,7 @@ def stored_into(node: ast.AST) -> set[str]:
     """The names, dotted ones too, into whose elements ``node`` stores: ``v[i] = a``, ``v.x += a``,
     ``atomic_add(v[i], a)``; of ``s.v.x = a`` both ``s.v`` and ``s``."""
     found: set[str] = set()
-    for child in ast.walk(node):
+    for child in subtree(node):
         place: ast.AST | None = None
         if isinstance(child, ast.Subscript | ast.Attribute) and isinstance(child.ctx, ast.Store):
             place = child
@@ -241,9 +242,9 @@ def stored_lists(node: ast.AST) -> set[str]:
     """``stored_into(node)``, and the names of what holds another one: of ``row = t[k]`` and
     ``for row in t``, where elements of ``row`` are assigned, ``t``."""
     found = stored_into(node)
-    for child in ast.walk(node):
+    for child in subtree(node):
         found |= getattr(child, STORES, set())
-    held = [pair for child in ast.walk(node) for pair in _held(child)]
+    held = [pair for child in subtree(node) for pair in _held(child)]
     while more := {holder for name, holder in held if name in found} - found:
         found |= more
     return found
@@ -255,7 +256,7 @@ def _held(node: ast.AST) -> list[tuple[str, str]]:
         case ast.Assign(targets=targets, value=value):
             return [pair for target in targets for pair in _named(target, value)]
         case ast.For(target=target, iter=over):
-            read = [n.id for n in ast.walk(over) if isinstance(n, ast.Name)]
+            read = [n.id for n in subtree(over) if isinstance(n, ast.Name)]
             return [(name, other) for name in bound_names(target) for other in read]
         case _:
             return []
@@ -363,16 +364,13 @@ class Reads:
                 return assigned | frozenset(bound_names(node.target))
             case _:
                 pass
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             if isinstance(child, ast.stmt):
                 self.statement(child, assigned)
             else:
                 self.expression(child, assigned)
         return assigned | frozenset(
-            name
-            for c in ast.iter_child_nodes(node)
-            if isinstance(c, ast.expr)
-            for name in bound_names(c)
+            name for c in children(node) if isinstance(c, ast.expr) for name in bound_names(c)
         )
 
     def target(self, node: ast.expr, assigned: frozenset[str]) -> None:
@@ -410,7 +408,7 @@ class Reads:
                 pass
         if isinstance(node, SCOPES):
             assigned |= frozenset(_own_names(node))
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             self.expression(child, assigned)
 
     def chain(self, node: ast.expr, root: str, assigned: frozenset[str]) -> None:

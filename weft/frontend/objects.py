@@ -27,6 +27,7 @@ from weft.frontend.kinds import (
     constant_value,
 )
 from weft.frontend.scope import Frame, noted
+from weft.source import subtree
 from weft.values import mutable
 
 
@@ -251,7 +252,7 @@ def around(cx: Lowering, function: LocalFunction, own: set[str], span: Span) -> 
 def _read(node: ast.AST, frame: Frame, known: set[ast.AST]) -> set[str]:
     """The names that a function reads, and those which it calls that are defined in ``frame``."""
     known.add(node)
-    found = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    found = {n.id for n in subtree(node) if isinstance(n, ast.Name)}
     for name in list(found):
         value = getattr(frame.env.get(name), "value", None)
         if isinstance(value, LocalFunction) and value.node not in known:

@@ -13,6 +13,7 @@ from collections.abc import Container, Iterator, Sequence
 
 from weft.frontend.mutation import PLAIN_ATTRIBUTES, Mutations, mutations
 from weft.frontend.names import Scope, bound_names
+from weft.source import children, subtree
 from weft.values import frozen
 
 
@@ -47,7 +48,7 @@ class Order:
     def _local(self) -> set[str]:
         """The names that the kernel assigns, and which are none of its parameters."""
         assigned = {n for s in self.tree.body for n in bound_names(s)}
-        return assigned - {a.arg for a in ast.walk(self.tree.args) if isinstance(a, ast.arg)}
+        return assigned - {a.arg for a in subtree(self.tree.args) if isinstance(a, ast.arg)}
 
     @functools.cached_property
     def _mutations(self) -> Mutations:
@@ -62,7 +63,7 @@ class Order:
             if node in self.regions:
                 yield self._event([node], loops, node)
                 continue
-            parts = list(ast.iter_child_nodes(node))
+            parts = children(node)
             blocks = [p for p in parts if isinstance(p, ast.ExceptHandler | ast.match_case)]
             inner = [p for p in parts if isinstance(p, ast.stmt)]
             if not blocks and not inner:
@@ -139,6 +140,6 @@ def _mentioned(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Attribute) and node.attr in PLAIN_ATTRIBUTES:
         return
     if isinstance(node, ast.AugAssign):
-        yield from (n.id for n in ast.walk(node.target) if isinstance(n, ast.Name))
-    for child in ast.iter_child_nodes(node):
+        yield from (n.id for n in subtree(node.target) if isinstance(n, ast.Name))
+    for child in children(node):
         yield from _mentioned(child)

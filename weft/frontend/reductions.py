@@ -9,7 +9,7 @@ from weft.frontend.accumulations import ATOMIC
 from weft.frontend.desugar import placed
 from weft.frontend.expressions import BINARY
 from weft.frontend.kinds import UNSIGNED, is_float
-from weft.source import FunctionSource
+from weft.source import FunctionSource, children, subtree
 
 # The combiner that `x op= v` accumulates with.
 AUGMENTED = {"+": "add", "-": "add", "*": "mul", "/": "mul", "&": "and", "|": "or", "^": "xor"}
@@ -83,7 +83,7 @@ def combiner(body: list[ast.stmt], name: str, source: FunctionSource) -> str:
     Raises ``KernelSyntaxError`` where it is updated in two ways, or read besides.
     """
     found: dict[str, ast.stmt] = {}
-    for node in (n for statement in body for n in ast.walk(statement)):
+    for node in (n for statement in body for n in subtree(statement)):
         if isinstance(node, ast.stmt):
             update = _update(node, name)
             if update is None:
@@ -112,7 +112,7 @@ def combiner(body: list[ast.stmt], name: str, source: FunctionSource) -> str:
 
 def signs(body: list[ast.stmt], name: str) -> set[str]:
     """ "+" if something is added to ``name`` in ``body``, "-" if something is taken off it."""
-    nodes = (n for statement in body for n in ast.walk(statement) if isinstance(n, ast.stmt))
+    nodes = (n for statement in body for n in subtree(statement) if isinstance(n, ast.stmt))
     updates = [n for n in nodes if _update(n, name) is not None]
     taken = [isinstance(getattr(n, "op", getattr(n.value, "op", None)), ast.Sub) for n in updates]  # type: ignore[attr-defined]
     return {"-" if each else "+" for each in taken}
@@ -124,7 +124,7 @@ def _update(node: ast.stmt, name: str) -> tuple[str, list[ast.expr]] | None:
         return _OPERATORS.get(type(node.op), ""), [node.value]
     if isinstance(node, (ast.Assign, ast.AnnAssign)):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        if not any(_is(t, name) for t in targets for t in ast.walk(t)):
+        if not any(_is(t, name) for t in targets for t in subtree(t)):
             return None
         value = node.value
         match value:
@@ -145,7 +145,7 @@ def _update(node: ast.stmt, name: str) -> tuple[str, list[ast.expr]] | None:
                 return way, [v for v in values if not _is(v, name)]
             case _:
                 return "", []
-    if isinstance(node, ast.For) and any(_is(t, name) for t in ast.walk(node.target)):
+    if isinstance(node, ast.For) and any(_is(t, name) for t in subtree(node.target)):
         return "", []
     return None
 
@@ -153,7 +153,7 @@ def _update(node: ast.stmt, name: str) -> tuple[str, list[ast.expr]] | None:
 def _check_reads(node: ast.AST, name: str, source: FunctionSource) -> None:
     if isinstance(node, ast.stmt) and _update(node, name) is not None:
         return
-    for child in ast.iter_child_nodes(node):
+    for child in children(node):
         if isinstance(child, ast.expr) and _reads(child, name):
             _refuse_read(child, name, source, getattr(node, ATOMIC, ""))
         _check_reads(child, name, source)
@@ -179,4 +179,4 @@ def _is(node: ast.AST, name: str) -> bool:
 
 
 def _reads(node: ast.AST, name: str) -> bool:
-    return any(_is(n, name) for n in ast.walk(node))
+    return any(_is(n, name) for n in subtree(node))

@@ -17,7 +17,7 @@ from weft.frontend.names import dotted, is_skipped, own_of_loops
 from weft.frontend.specs import constant_key
 from weft.lang import names
 from weft.lang.elements import Elementwise
-from weft.source import FunctionSource, Span
+from weft.source import FunctionSource, Span, children, subtree
 from weft.values import mutable
 
 ABSENT: Any = object()  # what a guard reads where there is nothing
@@ -180,7 +180,7 @@ def assigning(node: ast.expr) -> list[ast.expr]:
     """The expressions in ``node`` that may assign names. They are looked for once."""
     found: list[ast.expr] | None = getattr(node, "weft_assigning", None)
     if found is None:
-        found = [n for n in ast.walk(node) if isinstance(n, ast.NamedExpr | ast.Call)]
+        found = [n for n in subtree(node) if isinstance(n, ast.NamedExpr | ast.Call)]
         node.weft_assigning = found  # type: ignore[attr-defined]
     return found
 
@@ -237,7 +237,7 @@ def assigned(nodes: Iterable[ast.AST]) -> dict[str, int]:
             counts[flag] = counts.get(flag, 0) + 2
         for name in getattr(node, "weft_certain", ()):  # it has some value before the loop
             counts[name] = counts.get(name, 0) + 1
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             if isinstance(child, ast.stmt):
                 visit(child)
             elif isinstance(child, ast.expr):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 from collections import Counter
 
+from weft.source import subtree
+
 # Methods that change the shape of a tensor where it is.
 _RESHAPING = frozenset((
     "resize_", "resize_as_", "set_", "t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_",
@@ -25,14 +27,14 @@ def sizes(tree: ast.FunctionDef, loop: ast.stmt) -> dict[str | Size, Size]:
     """What is equal where ``loop``, a device loop, begins: numbers and sizes of tensors by name,
     and the size of another tensor. Only names that are assigned once, or are parameters."""
     bound = Counter(
-        node.id for node in ast.walk(tree)
+        node.id for node in subtree(tree)
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
     )  # fmt: skip
-    if any(isinstance(n, ast.Attribute) and n.attr in _RESHAPING for n in ast.walk(tree)):
+    if any(isinstance(n, ast.Attribute) and n.attr in _RESHAPING for n in subtree(tree)):
         return {}
-    reader = _Reader({a.arg for a in ast.walk(tree.args) if isinstance(a, ast.arg)}, bound)
+    reader = _Reader({a.arg for a in subtree(tree.args) if isinstance(a, ast.arg)}, bound)
     for statement in tree.body:
-        if any(node is loop for node in ast.walk(statement)):
+        if any(node is loop for node in subtree(statement)):
             break
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
             reader.assigned(statement.targets[0], statement.value)

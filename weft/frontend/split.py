@@ -34,7 +34,7 @@ from weft.frontend.names import (
 )
 from weft.frontend.parameters import Parameter, element_shape, is_clamped, parameters
 from weft.lang.random import DRAWS, KEY, KEY_NAME, read_key
-from weft.source import FunctionSource, Span, recompiled
+from weft.source import FunctionSource, Span, children, recompiled, subtree
 from weft.values import frozen, mutable
 
 if TYPE_CHECKING:
@@ -250,8 +250,8 @@ class _Splitter:
 
     def tree(self) -> ast.FunctionDef:
         """The host function's syntax tree, its first parameter not yet added."""
-        inside = {n for region in self.region_nodes for n in ast.walk(region)}
-        for statement in ast.walk(self.source.tree):
+        inside = {n for region in self.region_nodes for n in subtree(region)}
+        for statement in subtree(self.source.tree):
             if isinstance(statement, ast.Return) and statement not in inside:
                 self.returns.append(self._returned(statement.value or ast.Constant(None)))
         new = copy.copy(self.source.tree)
@@ -291,7 +291,7 @@ class _Splitter:
             if not blocks:
                 yield from bound_names(node)
                 continue
-            for child in ast.iter_child_nodes(node):
+            for child in children(node):
                 if isinstance(child, ast.ExceptHandler):
                     yield from [child.name] if child.name else []
                 elif isinstance(child, ast.match_case):
@@ -333,7 +333,7 @@ class _Splitter:
             if region.results and host.is_launch(getattr(launch, "value", node), LAUNCHERS):
                 assert isinstance(launch, ast.Assign)
                 launch.value = ast.Call(ast.Name(way, ast.Load()), [launch.value], [])
-        for child in ast.walk(new):
+        for child in subtree(new):
             if isinstance(child, ast.expr) and not hasattr(child, "lineno"):
                 ast.copy_location(child, node)
         return new
@@ -399,7 +399,7 @@ class _Splitter:
             statement = ast.If(check, [statement], [])
         head = ast.copy_location(ast.Pass(), node)
         head.end_lineno, head.end_col_offset = node.iter.end_lineno, node.iter.end_col_offset
-        for child in ast.walk(statement):
+        for child in subtree(statement):
             if isinstance(child, ast.expr | ast.stmt):
                 ast.copy_location(child, head)
         return statement
@@ -477,7 +477,7 @@ class _ReadsAfter:
             if not blocks:
                 self._host_reads(node, private)
                 continue
-            for child in ast.iter_child_nodes(node):
+            for child in children(node):
                 if not isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
                     self._host_reads(child, private)
             repeats = 2 if isinstance(node, ast.For | ast.While) else 1
@@ -538,7 +538,7 @@ def computed_step(node: ast.For) -> ast.expr | None:
         case ast.Call(args=[_, _, step]) if not isinstance(step, ast.Constant):
             computes = (ast.Name, ast.Attribute, ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator,
                         ast.unaryop, ast.expr_context)  # fmt: skip
-            return step if all(isinstance(n, computes) for n in ast.walk(step)) else None
+            return step if all(isinstance(n, computes) for n in subtree(step)) else None
         case _:
             return None
 
@@ -578,7 +578,7 @@ def _refuse(
             message, help = _REFUSED[type(node)]
             raise KernelSyntaxError(message, source.span(node), help=help)
         loop = not inside and isinstance(node, ast.For) and is_region(node)
-        _refuse(source, ast.iter_child_nodes(node), is_region, inside or loop)
+        _refuse(source, children(node), is_region, inside or loop)
 
 
 def _host_function(
@@ -592,7 +592,7 @@ def _host_function(
     arguments.posonlyargs = [ast.arg(LAUNCHERS), *arguments.posonlyargs]
     arguments.kwonlyargs += map(ast.arg, hidden)
     arguments.kw_defaults += [None] * len(hidden)
-    for argument in ast.walk(arguments):
+    for argument in subtree(arguments):
         if isinstance(argument, ast.arg):
             argument.annotation = None
     made = recompiled(tree, function, function.__globals__)

@@ -22,6 +22,7 @@ from weft.frontend.kinds import (
     is_float,
 )
 from weft.ir.core import Block, Value
+from weft.source import subtree
 
 MOST_VALUES = 15  # of a message: what the record of a check has room for
 _EXAMPLES = {"float": 1.5, "int": 1, "bool": True}
@@ -177,7 +178,7 @@ def _as_joined(node: ast.expr) -> ast.expr:
     numbers = itertools.count()
     used = [name or str(next(numbers)) for _, name, *_ in fields]
     mixed = not all(f[1] for f in fields) and any((f[1] or "").isdigit() for f in fields)
-    calls = any(isinstance(n, ast.Call) for arg in given.values() for n in ast.walk(arg))
+    calls = any(isinstance(n, ast.Call) for arg in given.values() for n in subtree(arg))
     nested = any("{" in (form or "") for _, _, form, _ in fields)
     if mixed or nested or not given.keys() >= {*used} or (calls and used != [*given]):
         return node  # what is called is called once, in its order

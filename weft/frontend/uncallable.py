@@ -8,6 +8,7 @@ import types
 from typing import Any
 
 from weft.frontend.context import Lowering
+from weft.source import subtree
 
 _HOST = "call it in the host part and pass the result"
 # What is written in place of a function, by its name.
@@ -66,7 +67,7 @@ def host_loop(cx: Lowering) -> str:
     """More help, where the device loop looks like a loop of the host part: it holds loops, and the
     statement is its own."""
     node = cx.region.node
-    inner = any(isinstance(n, ast.For) for statement in node.body for n in ast.walk(statement))
+    inner = any(isinstance(n, ast.For) for statement in node.body for n in subtree(statement))
     if cx.frame.path or not inner:
         return ""
     return (

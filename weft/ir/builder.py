@@ -240,6 +240,12 @@ def annotated(function: Function, *notes: Mapping[Op, Mapping[str, Any]]) -> Fun
     return _Annotating(notes).function(function) if any(notes) else function
 
 
+def replaced(function: Function, same: Mapping[Value, Value]) -> Function:
+    """``function``, in which operations without regions, whose results ``same`` has, give way to
+    what it has for them, which is in scope there: a copy of it, where there are any."""
+    return _Replacing(same).function(function) if same else function
+
+
 class Rewriter(Builder):
     """Rebuilds a function in one forward walk.
 
@@ -365,6 +371,19 @@ class Rewriter(Builder):
             if not after.name:
                 after.name = before.name
             self.replacement[before] = after
+
+
+class _Replacing(Rewriter):
+    def __init__(self, same: Mapping[Value, Value]) -> None:
+        super().__init__()
+        self.same = same
+
+    def rewrite(self, op: Op) -> None:
+        found = self.same.get(op.results[0]) if op.results else None
+        if found is None:
+            super().rewrite(op)
+        else:
+            self.stand_for(op.results, [self.lookup(found)])
 
 
 class _Annotating(Rewriter):

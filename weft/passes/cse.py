@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
-from weft.ir.builder import Rewriter
-from weft.ir.core import Function, Op, Value
+from weft.ir.builder import replaced
+from weft.ir.core import Block, Function, Op, Value
 from weft.ir.ops import OPS
 from weft.ir.views import memory
 from weft.ir.writes import written
@@ -21,46 +21,42 @@ def cse(function: Function) -> Function:
     where the operation is commutative), attributes and type, in the same block or one around it. So
     are loads of arguments that nothing in the function can write.
     Non-goals: loads of what is written elsewhere (forward); moving operations (hoist); merging what
-    the branches of an if have in common.
+    the branches of an if have in common. Gives ``function`` itself where nothing is equal.
     """
-    return _Scopes(function).function(function)
+    return replaced(function, _Scopes(function).equal())
 
 
-class _Scopes(Rewriter):
+class _Scopes:
     def __init__(self, function: Function) -> None:
-        super().__init__(self._visit, around=self._around)
+        self.function = function
         self.known: dict[Hashable, Value] = {}
-        # The keys that the innermost region added, which its end takes back.
-        self.added: list[Hashable] = []
-        self.never_written = _never_written(function)
+        self.same: dict[Value, Value] = {}
+        self.never_written = {*_never_written(function)}
 
-    def is_constant_memory(self, memref: Value) -> bool:
-        """True for a (new) argument that is never written."""
-        return any(self.lookup(arg) is memref for arg in self.never_written)
+    def equal(self) -> dict[Value, Value]:
+        """The results of operations that an equal one stands for, with its result."""
+        self._block(self.function.body)
+        return self.same
 
-    def _visit(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
-        if not OPS[op.name].pure and (
-            op.name != "memref.load" or not self.is_constant_memory(memory(op)[0])
-        ):
-            return None
-        number = identity(op, op.operands)
-        found = self.known.get(number)
-        if found is not None:
-            return (found,)
-        self.known[number] = op.results[0]
-        self.added.append(number)
-        return None
+    def _block(self, block: Block) -> None:
+        added: list[Hashable] = []  # which the block's end takes back
+        for op in block.ops:
+            for region in op.regions:
+                self._block(region)
+            if op.regions or not (OPS[op.name].pure or self._loads_what_stays(op)):
+                continue
+            number = identity(op, [self.same.get(v, v) for v in op.operands])
+            found = self.known.get(number)
+            if found is not None:
+                self.same[op.results[0]] = found
+            else:
+                self.known[number] = op.results[0]
+                added.append(number)
+        for number in added:
+            del self.known[number]
 
-    def _around(self, op: Op, rewriter: Rewriter) -> Sequence[Value]:
-        copy = self.copy(op)
-        outer = self.added
-        for old, new in zip(op.regions, copy.regions, strict=True):
-            self.added = []
-            self.region(old, new)
-            for number in self.added:
-                del self.known[number]
-        self.added = outer
-        return self.append(copy).results
+    def _loads_what_stays(self, op: Op) -> bool:
+        return op.name == "memref.load" and memory(op)[0] in self.never_written
 
 
 def _never_written(function: Function) -> list[Value]:

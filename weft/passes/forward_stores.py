@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from weft.ir.builder import Rewriter
-from weft.ir.core import Function, Op, Value
+from weft.ir.builder import replaced
+from weft.ir.core import Block, Function, Op, Value
 from weft.ir.views import memory, written_by
 from weft.passes.memory import may_alias, subscripts_differ, writes
 
@@ -21,19 +21,26 @@ def forward_stores(function: Function) -> Function:
     a loop holds inside it unless the loop writes it; what is learnt in a region ends with it.
     Non-goals: turning local arrays into carried values (LLVM does); removing stores (dce removes
     arrays that are only stored to).
+    Gives ``function`` itself where no value is known.
     """
-    return _Memory(function).function(function)
+    return replaced(function, _Memory(function).forwarded())
 
 
 Elements = dict[tuple[Value, ...], Value]  # subscripts -> the element's value
 
 
-class _Memory(Rewriter):
+class _Memory:
     def __init__(self, function: Function) -> None:
-        super().__init__(self._visit, around=self._around)
+        self.function = function
         self.known: dict[Value, Elements] = {}
+        self.same: dict[Value, Value] = {}
         self.noalias = bool(function.attrs.get("noalias"))
         self.writes = writes(function)
+
+    def forwarded(self) -> dict[Value, Value]:
+        """The results of loads of elements whose value is known, with that value."""
+        self._block(self.function.body)
+        return self.same
 
     def forget(self, memrefs: Iterable[Value]) -> None:
         """Anything may have been written to ``memrefs``."""
@@ -52,31 +59,40 @@ class _Memory(Rewriter):
             elif may_alias(memref, other, self.noalias):
                 del self.known[other]
 
-    def _visit(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
-        if op.name == "memref.load":
-            memref, subscripts, _ = memory(op)
-            elements = self.known.setdefault(memref, {})
-            found = elements.get(tuple(subscripts))
-            if found is not None:
-                return (found,)
-            elements[tuple(subscripts)] = op.results[0]
-        elif written_by(op) is not None:
-            memref, subscripts, values = memory(op)
-            self.forget_element(memref, tuple(subscripts))
-            if op.name == "memref.store":
-                self.known.setdefault(memref, {})[tuple(subscripts)] = values[0]
-        return None
+    def _block(self, block: Block) -> None:
+        for op in block.ops:
+            if op.regions:
+                self._regions(op)
+            elif op.name == "memref.load" or written_by(op) is not None:
+                self._access(op)
 
-    def _around(self, op: Op, rewriter: Rewriter) -> Sequence[Value]:
-        copy = self.copy(op)
-        changed = [self.lookup(memref) for memref in self.writes[op]]
+    def _now(self, values: Sequence[Value]) -> tuple[Value, ...]:
+        return tuple(self.same.get(v, v) for v in values)
+
+    def _access(self, op: Op) -> None:
+        memref, subscripts, values = memory(op)
+        place = self._now(subscripts)
+        if op.name == "memref.load":
+            elements = self.known.setdefault(memref, {})
+            found = elements.get(place)
+            if found is not None:
+                self.same[op.results[0]] = found
+            else:
+                elements[place] = op.results[0]
+            return
+        self.forget_element(memref, place)
+        if op.name == "memref.store":
+            (value,) = self._now(values)
+            self.known.setdefault(memref, {})[place] = value
+
+    def _regions(self, op: Op) -> None:
+        changed = self.writes[op]
         if op.name != "scf.if":
             # Earlier iterations have written before a later one reads.
             self.forget(changed)
         before = self.known
-        for old, new in zip(op.regions, copy.regions, strict=True):
+        for region in op.regions:
             self.known = {memref: dict(elements) for memref, elements in before.items()}
-            self.region(old, new)
+            self._block(region)
         self.known = before
         self.forget(changed)
-        return self.append(copy).results

@@ -27,20 +27,30 @@ def if_convert(function: Function) -> Function:
     does not hold; products of what is loaded there (one operation multiplies and adds, as they
     are); sums that the branch uses otherwise.
     """
-    if not any(op.name == "scf.if" and op.results for op in walk(function.body)):
+    if not any(_convertible(op) for op in walk(function.body)):  # nor is what is around them
         return function
     return Rewriter(_visit).function(function)
 
 
-def _visit(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
-    if op.name != "scf.if" or not _is_small(op):
-        return None
+_Sum = tuple[Value, str, list[Value | None]]  # see ``_sum``
+
+
+def _convertible(op: Op) -> dict[int, _Sum]:
+    """The sums of a small branch that adds always, by the number of their result."""
+    if op.name != "scf.if" or not op.results or not _is_small(op):
+        return {}
     found = {k: sums for k in range(len(op.results)) if (sums := _sum(op, k)) is not None}
-    always = all(OPS[o.name].pure for region in op.regions for o in region.ops[:-1])
+    always = _is_pure(op)
     parts = [v for *_, added in found.values() for v in added if v is not None]
     products = any(made_by(v, "arith.mulf") is not None for v in parts)
-    if not found or (products and not always):
+    return {} if products and not always else found
+
+
+def _visit(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+    found = _convertible(op)
+    if not found:
         return None
+    always = _is_pure(op)
     for k, (total, name, parts) in found.items():
         for region, part in zip(op.regions, parts, strict=True):
             if part is None:
@@ -65,6 +75,10 @@ def _visit(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     ]
 
 
+def _is_pure(op: Op) -> bool:
+    return all(OPS[o.name].pure for region in op.regions for o in region.ops[:-1])
+
+
 def _is_small(op: Op) -> bool:
     """Whether the arms of a branch have a few operations and loads, and nothing else."""
     inner = [o for region in op.regions for o in region.ops[:-1] if o.name != "arith.constant"]
@@ -73,7 +87,7 @@ def _is_small(op: Op) -> bool:
     return len(inner) <= MOST and all(plain) and not any(heavy)
 
 
-def _sum(op: Op, place: int) -> tuple[Value, str, list[Value | None]] | None:
+def _sum(op: Op, place: int) -> _Sum | None:
     """The sum that the branch ``op`` hands on as a result, its addition, and what each arm adds
     (None: nothing); None if it is no such sum."""
     ends = If(op).arms(place)

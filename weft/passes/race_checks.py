@@ -37,6 +37,8 @@ def race_checks(function: Function) -> Function:
     if log.isEnabledFor(logging.DEBUG):
         for access in open_accesses:
             log.debug("%s: %s is checked at run time", function.name, access.where)
+    if not open_accesses:
+        return function
     return _Toucher(function, loops[0], open_accesses).function(function)
 
 
@@ -106,7 +108,7 @@ class _Toucher(Rewriter):
         self.space: list[Value] = []
 
     def _around(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
-        if op is not self.loop or not self.watched:
+        if op is not self.loop:
             return None
         self.span = op.span
         lowers, uppers, steps = (list(map(self.lookup, vs)) for vs in Parallel(op).ranges)

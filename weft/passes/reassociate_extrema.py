@@ -29,19 +29,23 @@ def reassociate_extrema(function: Function) -> Function:
 
     Precondition: a verified function. Non-goals: values that the loop uses in any other way.
     """
-    if not any(op.name == "scf.for" and op.results for op in walk(function.body)):
+    if not any(_extrema(op) for op in walk(function.body)):
         return function
     return Rewriter(around=_around).function(function)
 
 
-def _around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
-    if op.name != "scf.for" or not op.results:
-        return None
-    body = op.body
-    found = {
+def _extrema(op: Op) -> dict[int, tuple[str, str, Value, Op]]:
+    """The running extrema that the loop ``op`` carries, by number: see ``running_extremum``."""
+    if op.name != "scf.for":
+        return {}
+    return {
         k: match for k in range(len(op.results))
-        if (match := running_extremum(op, k)) and not decides_more(body, match[3])
+        if (match := running_extremum(op, k)) and not decides_more(op.body, match[3])
     }  # fmt: skip
+
+
+def _around(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+    found = _extrema(op)
     if not found:
         return None
     rewriter.span = op.span

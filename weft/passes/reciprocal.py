@@ -30,23 +30,30 @@ def reciprocal(function: Function, *, carried: bool | None = None) -> Function:
     processor", 1990 (the remainder, exact by fma, corrects the quotient).
     Non-goals: the parallel loop itself, whose time is that of memory; integers.
     """
-    if not any(op.name == "arith.divf" for op in walk(function.body)):
+    if not any(_divided(op, carried) for op in walk(function.body)):
         return function
     return Rewriter(around=partial(_around, carried=carried)).function(function)
 
 
-def _around(op: Op, rewriter: Rewriter, *, carried: bool | None) -> Sequence[Value] | None:
-    if op.name != "scf.for":
-        return None
-    body = op.body
+def _divided(op: Op, carried: bool | None) -> list[Op]:
+    """The divisions directly in the loop ``op`` by what it does not change."""
+    body = op.body if op.name == "scf.for" else None
+    if body is None or not any(o.name == "arith.divf" for o in body.ops):
+        return []
     inside = {*body.args, *(v for o in body.ops if o.name != "arith.constant" for v in o.results)}
     found = [o for o in body.ops if o.name == "arith.divf"
              and o.left in inside and o.right not in inside]  # fmt: skip
     if found and carried is not None:
         composed = divisions(op)
         found = [o for o in found if (o in composed) is carried]
+    return found
+
+
+def _around(op: Op, rewriter: Rewriter, *, carried: bool | None) -> Sequence[Value] | None:
+    found = _divided(op, carried)
     if not found:
         return None
+    body = op.body
     rewriter.span = op.span
     divisors = dict.fromkeys(o.right for o in found)
     made = {v for o in body.ops for v in o.results}  # of a constant in the loop: one in front of it

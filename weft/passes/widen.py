@@ -26,9 +26,13 @@ def widen(function: Function) -> Function:
 
     Precondition: a verified function. Non-goals: numbers that a call decides (sizes, arguments; see
     ``widen_by_call``), that are loaded or carried by loops. Gives ``function`` itself where nothing
-    is cast.
+    is widened.
     """
-    if not any(_is_cast(op) for op in walk(function.body)):
+    ops = list(walk(function.body))
+    if not any(map(_is_cast, ops)):
+        return function
+    look = _Widening()
+    if not any(look.note(op) is not None and _is_cast(op) for op in ops):
         return function
     return _Widening().function(function)
 
@@ -91,24 +95,33 @@ class _Widening(Rewriter):
 
     def copy(self, op: Op) -> Op:
         new = super().copy(op)
+        self._note_indices(new)
+        return new
+
+    def _note_indices(self, op: Op) -> None:
         if op.name in ("scf.for", "scf.parallel"):
-            loop = loop_of(new)
+            loop = loop_of(op)
             for iv, bounds in zip(loop.indices, loop.axes, strict=True):
                 ends = [self._number(v) for v in bounds]
                 low, high, step = (n.interval if n else ANY for n in ends)
                 if ANY not in (low, high) and step[0] > 0:
                     self.numbers[iv] = _Number((low[0], max(low[0], high[1] - 1)), iv)
-        return new
+
+    def note(self, op: Op) -> _Number | None:
+        """The number that ``op`` makes; noted, if the operation stays. Those that a loop counts are
+        noted, too."""
+        self._note_indices(op)
+        rule = _RULES.get(op.name)
+        if rule is None or len(op.results) != 1 or not isinstance(op.result.type, ScalarType):
+            return None
+        number = self.within(rule(self, op), op.result.scalar)
+        if number is not None and not _is_cast(op):
+            self.numbers[op.result] = number
+        return number
 
     def _visit(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
-        if len(op.results) != 1 or not isinstance(op.result.type, ScalarType):
-            return None
-        rule = _RULES.get(op.name)
-        number = self.within(rule(self, op), op.result.scalar) if rule is not None else None
-        if number is None:
-            return None
-        if not _is_cast(op):
-            self.numbers[op.result] = number
+        number = self.note(op)
+        if number is None or not _is_cast(op):
             return None
         made = self._made(number, {})
         type = op.result.type

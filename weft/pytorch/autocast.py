@@ -20,6 +20,7 @@ from weft.errors import KernelTypeError, WeftError
 from weft.lang.dtypes import DType
 from weft.pytorch.annotations import is_checked
 from weft.runtime.launch import KernelLike
+from weft.source import subtree
 
 log = logging.getLogger("weft.specialize")
 _DEVICES = ("cpu", "cuda", "mps")
@@ -46,7 +47,7 @@ def _may_contract(kernel: KernelLike) -> bool:
         len(loops) == 1
         and not kernel.mutated
         and not any(map(is_checked, kernel.parts.parameters))
-        and any(isinstance(n, ast.Mult) for n in ast.walk(loops[0].node))
+        and any(isinstance(n, ast.Mult) for n in subtree(loops[0].node))
         and _only_makes(kernel)
     )
 
@@ -61,7 +62,7 @@ def _only_makes(kernel: KernelLike) -> bool:
             continue
         if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.Return):
             return False
-        for node in ast.walk(statement):
+        for node in subtree(statement):
             if isinstance(node, ast.Call) and _called(node) not in _MAKERS:
                 return False
             if isinstance(node, _CHOOSING):

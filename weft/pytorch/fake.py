@@ -26,7 +26,7 @@ from weft.runtime.launch import KernelLike, Launcher, empty_results
 from weft.runtime.overlap import OverlapWarning, fakes_need_order
 from weft.runtime.pairs import apart
 from weft.runtime.signature import DTYPES, come_apart, spec_of
-from weft.source import FunctionSource, Span
+from weft.source import FunctionSource, Span, subtree
 
 
 def fake_launchers(kernel: KernelLike, operator: bool = False) -> tuple[Callable[..., Any], ...]:
@@ -162,7 +162,7 @@ def statement_span(kernel: KernelLike, error: Exception) -> Span:
     frames = traceback.extract_tb(error.__traceback__)
     lines = {f.lineno for f in frames if f.filename == kernel.source.file}
     tree = kernel.source.tree
-    found = [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and n.lineno in lines]
+    found = [n for n in subtree(tree) if isinstance(n, ast.stmt) and n.lineno in lines]
     return kernel.source.span(found[-1]) if found else kernel.span
 
 

@@ -37,7 +37,7 @@ from weft.pytorch.operator import Operator
 from weft.pytorch.recipe import Fresh, Made, Place, Recipe, captured, cells_of
 from weft.runtime.launch import KernelLike, Launcher, gradient_error
 from weft.runtime.overlap import fakes_share
-from weft.source import FunctionSource
+from weft.source import FunctionSource, subtree
 
 OLDEST = "2.13"  # the oldest torch whose Dynamo was seen to trace host parts
 # Functions whose results have no contents yet.
@@ -90,13 +90,13 @@ def traced_loops(
 
 
 def _names(node: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    return {n.id for n in subtree(node) if isinstance(n, ast.Name)}
 
 
 def _works(statement: ast.stmt) -> bool:
     """Whether it does anything but allocate and take apart."""
     return any(isinstance(n, ast.BinOp) or (isinstance(n, ast.Call) and _callee(n) not in _EMPTY)
-               for n in ast.walk(statement))  # fmt: skip
+               for n in subtree(statement))  # fmt: skip
 
 
 def _callee(call: ast.Call) -> str:
@@ -121,7 +121,7 @@ def _is_followed(statement: ast.stmt, scope: Scope, known: set[str]) -> bool:
     return all(
         _is_torchs(n, scope, known) if isinstance(n, ast.Call)
         else isinstance(n, _EXPRESSIONS) and getattr(n, "attr", "") not in _LOOKS
-        for n in ast.walk(value)
+        for n in subtree(value)
     )  # fmt: skip
 
 

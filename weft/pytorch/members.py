@@ -25,6 +25,7 @@ from weft.lang.dtypes import DType
 from weft.pytorch.identity import chains
 from weft.pytorch.operator import as_call
 from weft.runtime.launch import KernelLike, Launcher
+from weft.source import subtree
 
 # schema type of a Python value's type
 _SCALARS = {int: "SymInt", float: "float", bool: "bool", complex: "Scalar", torch.SymInt: "SymInt",
@@ -48,7 +49,7 @@ def reads_of(tree: ast.FunctionDef, parameters: Sequence[Parameter]) -> tuple[Re
     """What the text of a kernel reads of each of its parameters."""
     found: dict[str, dict[str, Any] | None] = {p.name: {} for p in parameters}
     changed = {
-        root_name(n) for n in ast.walk(tree)
+        root_name(n) for n in subtree(tree)
         if isinstance(n, ast.Attribute) and not isinstance(n.ctx, ast.Load)
     }  # fmt: skip
     for statement in tree.body:

@@ -6,7 +6,7 @@ import ast
 from typing import Any
 
 from weft.errors import RaceError
-from weft.source import Span
+from weft.source import Span, subtree
 
 # What an iteration does with an element: one of these, or an update, called as in ``UPDATES``.
 READ, WRITE = "reads", "writes"
@@ -63,7 +63,7 @@ def subscript(span: Span) -> ast.Subscript | None:
         tree = ast.parse(span.text[span.column : span.end_column].strip())
     except SyntaxError:  # a position that is no whole expression
         return None
-    return next((node for node in ast.walk(tree) if isinstance(node, ast.Subscript)), None)
+    return next((node for node in subtree(tree) if isinstance(node, ast.Subscript)), None)
 
 
 def subject(span: Span) -> str:

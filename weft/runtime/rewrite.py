@@ -23,7 +23,7 @@ from weft.lang.elements import Elementwise
 from weft.lang.numbers import copied
 from weft.lang.random import DRAWS
 from weft.lang.vectors import MatrixType, VectorType
-from weft.source import FunctionSource, recompiled
+from weft.source import FunctionSource, recompiled, subtree
 
 LOOP = "__weft_loop__"
 INNER = "__weft_ordered__"  # of a device loop whose iterations run in order
@@ -44,7 +44,7 @@ class _Instrument(ast.NodeTransformer):
     visit_NamedExpr = visit_Assign
 
     def visit_For(self, node: ast.For) -> ast.AST:
-        inside = any(getattr(n, ITERATION, False) for s in node.body for n in ast.walk(s))
+        inside = any(getattr(n, ITERATION, False) for s in node.body for n in subtree(s))
         draws = not inside and mentions(node, self.scope, DRAWS)
         reads = Reads()
         reads.statement(node, frozenset())

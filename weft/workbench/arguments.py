@@ -15,6 +15,7 @@ from weft.errors import first_line
 from weft.frontend.parameters import EMPTY, Parameter, is_jaxtyping
 from weft.kernel import Kernel
 from weft.lang.types import NDArrayType
+from weft.source import subtree
 from weft.values import frozen
 from weft.workbench.report import UsageError
 
@@ -214,7 +215,7 @@ class Uses:
     def __init__(self, kernel: Kernel) -> None:
         self.ranks: dict[str, int] = {}
         self.indices: set[str] = set()
-        for node in ast.walk(kernel.source.tree):
+        for node in subtree(kernel.source.tree):
             self._note(node)
 
     def _at_least(self, node: ast.expr, rank: int) -> None:
@@ -243,7 +244,7 @@ class Uses:
                 self._at_least(_owner(node.value), last + 1)
             return
         self._at_least(node.value, len(inside))
-        for inner in (n for index in inside for n in ast.walk(index)):
+        for inner in (n for index in inside for n in subtree(index)):
             if isinstance(inner, ast.Subscript) and isinstance(inner.value, ast.Name):
                 self.indices.add(inner.value.id)
 

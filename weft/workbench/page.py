@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from weft.source import subtree
 from weft.values import frozen
 from weft.version import VERSION
 from weft.workbench.linked import Line, Place, linked
@@ -189,7 +190,7 @@ def _defined(file: str) -> tuple[tuple[int, int], ...]:
     tree = ast.parse("".join(linecache.getlines(file)) or "pass")
     return tuple(
         (min([node.lineno, *(d.lineno for d in node.decorator_list)]), node.end_lineno or 0)
-        for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+        for node in subtree(tree) if isinstance(node, ast.FunctionDef)
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from weft.errors import WeftError
 from weft.frontend.names import Scope
 from weft.kernel import Kernel
 from weft.pytorch.fake import hollow
+from weft.source import subtree
 from weft.values import mutable
 from weft.workbench.arguments import Maker, maker_of, random_tensor
 from weft.workbench.cases import LAYOUTS, Case, copied, filled_memory, shapes, special_cases
@@ -120,9 +121,9 @@ class Verification:
 
     def _larger(self, trials: Trials) -> str:
         """At sizes of several blocks of threads, as far as the loop takes no time for that."""
-        targets = [node.target for node in ast.walk(self.loop.source.tree)
+        targets = [node.target for node in subtree(self.loop.source.tree)
                    if isinstance(node, ast.For)]  # fmt: skip
-        names = {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+        names = {n.id for t in targets for n in subtree(t) if isinstance(n, ast.Name)}
         size = max(17, min(_LARGE, int(_ITERATIONS ** (1 / max(len(names), 1)))))
         most = trials.maker.most
         case = Case(tuple((n, min(size, most.get(n, size))) for n in trials.maker.sizes), seed=5)

@@ -53,7 +53,8 @@ class Subject:
 
 @dataclass
 class Row:
-    """One figure. ``value`` is in ``unit``; ``first_ms`` is the first call with its compilation."""
+    """One figure. ``value`` is in ``unit``; ``first_ms`` is the first call with its compilation.
+    ``compared``: tables say how it stands to the fastest of its column."""
 
     subject: str
     title: str
@@ -66,6 +67,7 @@ class Row:
     first_ms: float = 0.0
     error: float = 0.0
     failure: str = ""
+    compared: bool = True
 
 
 class Process:
@@ -194,6 +196,8 @@ def cell(row: Row | None, fastest: float) -> str:
     if row.failure:
         return row.failure.replace("|", "/")
     text = f"{row.value:.3g}" if row.value < 1000 else f"{row.value:,.0f}"
+    if not row.compared:
+        return text
     return f"**{text}**" if row.value == fastest else f"{text} ({row.value / fastest:.3g}x)"
 
 

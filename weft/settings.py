@@ -38,14 +38,49 @@ class _Setting(Generic[T]):
                 self.write(self.before)
 
 
-# After `import torch` Python has hundreds of thousands of objects and has not yet looked for cycles
-# among them. An import, or the compiler, would soon wait for that: 50 to 300 ms, several times. It
-# looks among new objects only, and rarely: what is compiled for long leaves no garbage behind.
-rarely_collected = _Setting(
-    gc.get_threshold,
-    lambda numbers: gc.set_threshold(*numbers),
-    lambda before: (max(before[0], 50_000), 20, 1000) if before[0] else before,
-)
+_MOST_PUT_OFF = 20  # times that all objects of the process are not looked through for weft's sake
+
+
+class _Collection(_Setting[tuple[int, int, int]]):
+    """After ``import torch`` Python has hundreds of thousands of objects and has not yet looked for
+    cycles among them. An import, or the compiler, would soon wait for that: 50 to 300 ms, several
+    times. It looks among new objects only, and rarely: what is compiled for long leaves no garbage
+    behind.
+
+    Nor is it to begin right after that for what weft has made: when Python has looked through the
+    new objects, what is left is handed to the oldest generation, and its counts begin at zero.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            gc.get_threshold,
+            lambda numbers: gc.set_threshold(*numbers),
+            lambda before: (max(before[0], 50_000), 20, 1000) if before[0] else before,
+        )
+        self.put_off = self.collections = 0
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.threads -= 1
+            if self.threads == 0:
+                self._put_off()
+                self.write(self.before)
+
+    def _put_off(self) -> None:
+        """A few times between two collections of all objects; a program that compiles for ever has
+        these, too. Not where somebody has frozen objects, who would be given them back."""
+        collections = gc.get_stats()[2]["collections"]
+        if collections != self.collections:
+            self.collections, self.put_off = collections, 0
+        if self.put_off < _MOST_PUT_OFF and self.before[0] and not gc.get_freeze_count():
+            self.put_off += 1
+            if gc.get_count()[0] > self.before[0]:
+                gc.collect(0)
+            gc.freeze()
+            gc.unfreeze()
+
+
+rarely_collected = _Collection()
 
 # Frames: for a sum of 2,000 terms, 800 functions that call each other.
 _recursion = _Setting(

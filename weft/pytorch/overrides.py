@@ -156,6 +156,7 @@ def _differentiate(launcher: Launcher, args: tuple[Any, ...]) -> Any:
 
 
 def _history(launcher: Launcher, args: tuple[Any, ...]) -> native.History | None:
-    from weft.pytorch.history import history  # where a gradient is asked for again
+    with rarely_collected:
+        from weft.pytorch.history import history  # where a gradient is asked for again
 
-    return history(launcher, args)
+        return history(launcher, args)

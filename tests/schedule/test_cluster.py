@@ -48,7 +48,7 @@ def test_long_rows_are_kept_by_clusters_where_there_are_any():
     assert only(parse(schedule(log_sum_exp, 64, 131_072).schedule), StripMine) is not None
     assert only(parse(schedule(log_sum_exp, 16, 131_072).schedule), Cooperate).threads == 4096
     few = parse(schedule(softmax, 8192, 8192).schedule)
-    assert (only(few, Cooperate).threads, only(few, KeepRow)) == (512, KeepRow(4, 4))
+    assert (only(few, Cooperate).threads, only(few, KeepRow)) == (512, KeepRow(4, 4, whole=True))
 
 
 @pytest.mark.parametrize("kernel", [softmax, log_sum_exp], ids=lambda k: k.__name__)

@@ -51,11 +51,15 @@ class CompiledFunction:
             values = [*on_host(values)]
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
         device = _device_of(tensors)
-        compiled = self._made.get(device.type)
-        if compiled is None:
-            with rarely_collected:  # from the first to the last of what compiles
-                self._compiled(device.type)
-                return self.bound(values)
+        if device.type in self._made:
+            return self._bound(values, tensors, device)
+        with rarely_collected:  # from the first to the last of what compiles
+            return self._bound(values, tensors, device)
+
+    def _bound(
+        self, values: Sequence[Any], tensors: Sequence[torch.Tensor], device: torch.device
+    ) -> tuple[build.Made, Callable[..., object], bytes]:
+        compiled = self._compiled(device.type)
         block, shape = packed(compiled.slots, values)
         with self._lock:
             key = device, shape

@@ -10,7 +10,7 @@ what was loaded is no masked load: that stays where it is.
 from __future__ import annotations
 
 from weft.ir.core import Block, Function, Op, Value
-from weft.ir.ops import MEMREF_AT
+from weft.ir.views import accessed_by
 
 _LOOPS = ("scf.parallel", "scf.for", "scf.while")
 _Access = tuple[Op, Value, bool, bool]  # the array, whether it stores, whether under a condition
@@ -27,8 +27,8 @@ def _accesses(block: Block, guarded: bool, found: dict[Op, bool]) -> list[tuple[
     """What ``block`` accesses, in order, and whether outside of loops in it."""
     listed: list[tuple[_Access, bool]] = []
     for op in block.ops:
-        if op.name in MEMREF_AT:
-            memref = _memory(op.operands[MEMREF_AT[op.name]])
+        if (accessed := accessed_by(op)) is not None:
+            memref = _memory(accessed)
             if op.name != "memref.store":
                 listed.append(((op, memref, False, guarded), True))
             if op.name != "memref.load":

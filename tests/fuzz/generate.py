@@ -158,6 +158,8 @@ class Generator:
         elif kind == 4:
             f, k = self.random.choice(self.floats), self.random.choice(self.ints)
             self.emit(indent, f"{f}, {k} = 0.25 * {f}, ({k} + {self.int_expression(2)}) % 13")
+        elif kind == 5 and self.random.random() < 0.3:
+            self.taken(indent)
         elif kind == 5:
             self.emit(
                 indent, f"out[{self.place()}] {self.pick('=', '+=')} {self.float_expression(1)}"
@@ -202,6 +204,27 @@ class Generator:
         if self.random.random() < 0.5:
             self.emit(indent, "else:")
             self.body(indent + 1, depth + 1)
+
+    def taken(self, indent: int) -> None:
+        """An element is read and overwritten, one of the two or both under a condition."""
+        name, element = self.random.choice(self.floats), f"out[{self.place()}]"
+        load, other = f"{name} = 0.5 * {element}", f"{name} = {self.bounded(1)}"
+        store = f"{element} = {self.pick('0.0', '-1.5', self.bounded(1))}"
+        form, condition = self.random.randrange(4), self.condition()
+        if form == 1:
+            self.emit(indent, load)
+        self.emit(indent, f"if {condition}:")
+        if form != 1:
+            self.emit(indent + 1, load)
+        if form == 2:
+            self.emit(indent, f"if {condition}:")
+        if form != 3:
+            self.emit(indent + 1, store)
+        else:
+            self.emit(indent + 1, f"{element} += {name}")
+        if form != 2 and self.random.random() < 0.7:
+            self.emit(indent, "else:")
+            self.emit(indent + 1, other)
 
     def assigned_or_left(self, indent: int) -> None:
         """Names that all branches assign but those which jump, and that are read after them."""

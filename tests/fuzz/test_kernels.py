@@ -25,6 +25,7 @@ from tests.fuzz import (
     scans,
     structs,
     tables,
+    taken,
     unsigned,
     windows,
 )
@@ -55,6 +56,12 @@ def test_random_kernels_mean_what_the_python_means(part: int, seed: int) -> None
 @given(seed=st.integers(0, 1 << 40))
 def test_random_kernels_over_rows(part: int, seed: int) -> None:
     check(Random(seed), draw=rows.kernel)
+
+
+@drawing
+@given(seed=st.integers(0, 1 << 40))
+def test_random_kernels_that_overwrite_what_they_read(part: int, seed: int) -> None:
+    check(Random(seed), draw=taken.kernel)
 
 
 @pytest.fixture

@@ -29,8 +29,11 @@ class LaneMemory:
         if step in (1, -1):
             places = self.places(op, view, indices, step)
 
+            kept = op in self.e.overwritten
+
             def one(at: Instance) -> str:
-                return self.load_vector(view, places.get(at, places[0, at[1]]), at, step)
+                place = places.get(at, places[0, at[1]])
+                return self.load_vector(view, place, at, step, kept)
         else:
             each = self.in_rows if self.has_row(op) else self.gather
             one = partial(self.load_scalar if step == 0 else each, op)
@@ -62,7 +65,9 @@ class LaneMemory:
             pointer = self.if_any(pointer, masks)
         return self.e.inst(f"load {ty}, ptr {pointer}, align {size}")
 
-    def load_vector(self, view: View, pointer: str, at: Instance, step: int) -> str:
+    def load_vector(
+        self, view: View, pointer: str, at: Instance, step: int, overwritten: bool
+    ) -> str:
         v, ty, size = self.v, memory_type(view.type.element), view.type.element.bytes
         kind, mask = v.of(ty), v.active(at)
         if mask is None:
@@ -73,6 +78,8 @@ class LaneMemory:
                 self.masked("load", ty), kind, ("ptr", pointer), ("i32", str(size)),
                 (v.bits, mask), (kind, "zeroinitializer"),
             )  # fmt: skip
+            if overwritten:
+                value = self.e.inst(f"freeze {kind} {value}")
         return v.reverse(value, ty) if step == -1 else value
 
     def if_any(self, pointer: str, masks: Masks) -> str:

@@ -95,10 +95,13 @@ def access_tail(e: Emitter, view: View, align: int = 0, *, streams: bool = False
     return tail
 
 
-def load(e: Emitter, view: View, pointer: str, align: int = 0) -> str:
+def load(e: Emitter, view: View, pointer: str, align: int = 0, *, overwritten: bool = False) -> str:
+    """``overwritten``: as ``codegen/overwritten.py`` says."""
     element = view.type.element
     tail = access_tail(e, view, align)
     value = e.inst(f"load {memory_type(element)}, ptr {pointer}{tail}")
+    if overwritten:
+        value = e.inst(f"freeze {memory_type(element)} {value}")
     return e.inst(f"icmp ne i8 {value}, 0") if element is i1 else value
 
 
@@ -115,7 +118,8 @@ def store(
 @rule("memref.load")
 def _load(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     view, indices, _ = e.access(op, operands)
-    return [load(e, view, *place(e, op, view, indices))]
+    kept = e.overwritten.get(op, False)
+    return [load(e, view, *place(e, op, view, indices), overwritten=kept)]
 
 
 @rule("memref.store")
@@ -166,7 +170,8 @@ def _atomic_rmw(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     pointer = address(e, view, indices)
     kind, value_type = op.attrs["kind"], op.result.scalar
     if not op.attrs["atomic"]:
-        old = widen_element(e, element, value_type, load(e, view, pointer))
+        loaded = load(e, view, pointer, overwritten=e.overwritten.get(op, False))
+        old = widen_element(e, element, value_type, loaded)
         reorder = "reassociate" in op.attrs
         new = combine(e, kind, value_type, old, value, reorder=reorder)
         store(e, view, pointer, narrow_element(e, value_type, element, new))

@@ -19,6 +19,7 @@ from weft.codegen.interrupt import asks, clock
 from weft.codegen.lanes import parallel_loop
 from weft.codegen.lines import Lines
 from weft.codegen.llvm import emit_block, emit_op
+from weft.codegen.overwritten import overwritten
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType
 from weft.ir.views import CheckRace, Parallel
@@ -66,6 +67,7 @@ class CpuModule:
         self.memrefs = [v for v in function.args if isinstance(v.type, MemRefType)]
         ops = list(walk(function.body))
         self.loops = [op for op in ops if "chunks" in op.attrs]
+        self.overwritten = overwritten(function)
         # Runs (``passes/split_quotients.py``) are short: memcpy for each costs more than it saves.
         runs = any("independent" in op.attrs and "counts" not in op.attrs for op in ops)
         self.traits = self.module.attribute(self.plain + (_NO_COPIES if runs else ""))
@@ -81,7 +83,9 @@ class CpuModule:
     # -- what a function starts with
 
     def _emitter(self) -> Emitter:
-        return Emitter(self.module, self.cpu, strict_math=self.function.strict)
+        e = Emitter(self.module, self.cpu, strict_math=self.function.strict)
+        e.overwritten = self.overwritten
+        return e
 
     def _arguments(self, e: Emitter, pointers: Sequence[str] | None = None) -> None:
         """Binds the kernel's arguments: what is not a pointer is loaded from ``%slots``."""

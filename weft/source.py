@@ -122,15 +122,20 @@ class FunctionSource:
     warned: dict[Any, Any] = field(default_factory=dict)  # what was said of it, for ``warnings``
     printed: bool = False  # by ``static_print``, when it was lowered
     asserts: bool = True  # whether they are checked, there and in functions that are called
+    spans: dict[tuple[int, ...], Span] = field(default_factory=dict)  # by place
 
     def span(self, node: ast.AST) -> Span:
-        line = getattr(node, "lineno", self.tree.lineno)
+        line, column = getattr(node, "lineno", self.tree.lineno), getattr(node, "col_offset", 0)
         end_line = getattr(node, "end_lineno", None) or line
-        return Span(
-            self.file, line, self._column(line, getattr(node, "col_offset", 0)), end_line,
-            self._column(end_line, getattr(node, "end_col_offset", None) or 0),
-            self.lines.get(line, ""), self.kernel or self.name,
-        )  # fmt: skip
+        end = getattr(node, "end_col_offset", None) or 0
+        place = line, column, end_line, end
+        found = self.spans.get(place)  # most places are asked for again and again
+        if found is None:
+            self.spans[place] = found = Span(
+                self.file, line, self._column(line, column), end_line, self._column(end_line, end),
+                self.lines.get(line, ""), self.kernel or self.name,
+            )  # fmt: skip
+        return found
 
     @property
     def heading(self) -> Span:

@@ -9,11 +9,17 @@ from hypothesis import strategies as st
 from tests.passes.generate import outcome, random_function
 from weft.ir.text import print_function, same
 from weft.ir.verify import verify
+from weft.passes.cse import cse
+from weft.passes.forward_stores import forward_stores
+from weft.passes.if_convert import if_convert
+from weft.passes.reassociate_extrema import reassociate_extrema
 from weft.passes.reciprocal import reciprocal
 from weft.passes.run import PIPELINE, run
 
 SEEDS = st.integers(0, 2**32 - 1)
 PASSES = list(dict.fromkeys(PIPELINE))
+# Which rebuild nothing where there is nothing to do; others say so in tests of their own.
+SPARING = [cse, forward_stores, if_convert, reassociate_extrema, reciprocal]
 EXACT = [step for step in PIPELINE if step is not reciprocal]  # which may round differently
 
 
@@ -49,3 +55,13 @@ def test_pass_twice_is_pass_once(step, seed):
         return
     verify(once)
     assert same(step(once), once)
+
+
+@pytest.mark.parametrize("step", SPARING, ids=lambda p: p.__name__)
+@settings(max_examples=10, deadline=None)
+@given(seed=SEEDS)
+def test_a_pass_that_has_nothing_to_do_gives_the_function_itself(step, seed):
+    function = random_function(seed)
+    once = step(function)
+    assert step(once) is once
+    assert once is function or not same(once, function)

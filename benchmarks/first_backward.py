@@ -19,6 +19,7 @@ translates all modules that it imports, 130 ms for those that a gradient needs a
 """
 
 import compileall
+import functools
 import gc
 import importlib
 import json
@@ -36,6 +37,7 @@ import torch
 
 from benchmarks.harness import Row, environment, parser, tables
 
+ROOT = Path(__file__).parents[1]
 LIMIT = 200.0  # milliseconds of processor that a first backward is to take at most
 MOMENTS = (
     "torch's first",
@@ -144,13 +146,22 @@ def child(name: str) -> None:
     json.dump(taken, sys.stdout)
 
 
+@functools.cache
+def translate() -> None:
+    """Writes the bytecode of the modules that a child imports."""
+    for folder in ("weft", "examples", "benchmarks"):
+        compileall.compile_dir(ROOT / folder, quiet=1)
+
+
 def ask(name: str, threads: int) -> dict[str, tuple[float, float]] | str:
     """`child` in a new process with an empty cache: its figures, or why there are none."""
+    translate()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         result = subprocess.run(
             [sys.executable, "-m", "benchmarks.first_backward", "--child", name],
             env={**environment(threads), "WEFT_CACHE_DIR": folder, "OMP_WAIT_POLICY": "passive"},
             capture_output=True,
+            cwd=ROOT,
             text=True,
         )
     if result.returncode:
@@ -178,8 +189,6 @@ def of_kernel(name: str, repeats: int, threads: int) -> list[Row]:
 
 def run(*, quick: bool, threads: int, only: str = "") -> list[Row]:
     """Measure all kernels, print the table, return its rows."""
-    for folder in ("weft", "examples", "benchmarks"):
-        compileall.compile_dir(Path(__file__).parents[1] / folder, quiet=1)
     rows: list[Row] = []
     for name in [n for n in KERNELS if only in n] or KERNELS:
         rows += of_kernel(name, 1 if quick else 5, threads)

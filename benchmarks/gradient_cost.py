@@ -111,8 +111,8 @@ def check(ours: Function, theirs: Function, leaves: Sequence[torch.Tensor]) -> N
     expected = torch.autograd.grad(theirs(*wide).sum(), wide)
     for _ in range(3):  # the first is planned, later ones are as it was
         found = torch.autograd.grad(ours(*leaves).sum(), leaves)
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
 
 
 def run(*, quick: bool, threads: int, only: str = "", device: str = "cpu") -> list[Row]:

@@ -67,6 +67,18 @@ def test_a_program_that_compiles_for_ever_is_looked_through(full: list[int]) -> 
     assert full
 
 
+def test_nothing_is_collected_where_that_is_switched_off(full: list[int]) -> None:
+    gc.disable()
+    try:
+        with rarely_collected:
+            held = Held()
+            last, others = weakref.ref(held), [Held() for _ in range(1_000)]
+            del held, others
+        assert last() is not None
+    finally:
+        gc.enable()
+
+
 def test_frozen_objects_stay_so(full: list[int]) -> None:
     gc.freeze()
     count = gc.get_freeze_count()

@@ -62,19 +62,20 @@ Variants = Mapping[Pass, Sequence[Pass]]  # what stands in place of a pass
 def to_code(
     function: Function, options: Options, *, noalias: bool = True,
     listener: Callable[[str, Function], None] | None = None, asked: str | None = None,
-    made_for: str = "", streaming_beyond: int | None = None,
+    made_for: str = "", streaming_beyond: int | None = None, columns: str = "",
 ) -> CpuCode:  # fmt: skip
     """IR to object code of this machine (or of another, see ``compile_cpu``), by the schedule that
     is ``asked`` for, or with stores that stream where arrays have more bytes than
-    ``streaming_beyond``. Raises ``RaceError`` where iterations provably meet, ``ScheduleError``; in
-    debug mode, the code checks at run time where that is not known."""
+    ``streaming_beyond``. ``columns``: see ``compile_cpu``. Raises ``RaceError`` where iterations
+    provably meet, ``ScheduleError``; in debug mode, the code checks at run time where that is not
+    known."""
     from weft.codegen import cpu  # LLVM, which shaders do without
     from weft.schedule.default_cpu import completed
 
     wish = asked is not None
     function = optimize_for_cpu(function, options, noalias=noalias, listener=listener, asked=wish)
     schedule = None if asked is None else completed(asked)
-    return cpu.compile_cpu(function, schedule, made_for, streaming_beyond)
+    return cpu.compile_cpu(function, schedule, made_for, streaming_beyond, columns)
 
 
 def optimize_for_cpu(
@@ -257,11 +258,11 @@ def _equal_sizes(function: Function, equal: Mapping[str | Size, Size]) -> dict[V
 
 def stages(
     region: Region, specs: dict[str, Spec], source: FunctionSource, options: Options, *,
-    arch: str = "", taken: str = "", streaming_beyond: int | None = None,
+    arch: str = "", taken: str = "", streaming_beyond: int | None = None, columns: str = "",
 ) -> Stages:  # fmt: skip
     """Compiles once more, for this machine or the GPU ``arch``, keeping what each stage made.
     Nothing is loaded or cached. ``taken``: the text of the schedule for a GPU; "": what is
-    asked for, or what a large call takes. ``streaming_beyond``: see ``to_code``."""
+    asked for, or what a large call takes. ``streaming_beyond``, ``columns``: see ``to_code``."""
     lowered = lower(region, specs, source, debug=options.debug)
     shown = Stages(lowered.function.name)
     shown.texts["source"] = lowered.typed_source
@@ -298,7 +299,7 @@ def stages(
     from weft.codegen import cpu  # likewise
 
     code = to_code(lowered.function, options, listener=listener, asked=asked,
-                   streaming_beyond=streaming_beyond)  # fmt: skip
+                   streaming_beyond=streaming_beyond, columns=columns)  # fmt: skip
     shown.texts["schedule"] = show(code.schedule) or "nothing: LLVM vectorises"
     beyond = streaming_beyond if asked is None else None
     cpu.scheduled(made, code.schedule, cpu.host_cpu(), step, streaming_beyond=beyond)

@@ -68,7 +68,10 @@ class _Collection(_Setting[tuple[int, int, int]]):
 
     def _put_off(self) -> None:
         """A few times between two collections of all objects; a program that compiles for ever has
-        these, too. Not where somebody has frozen objects, who would be given them back."""
+        these, too. Not where somebody has frozen objects, who would be given them back, or collects
+        garbage when it suits."""
+        if not gc.isenabled():
+            return
         collections = gc.get_stats()[2]["collections"]
         if collections != self.collections:
             self.collections, self.put_off = collections, 0

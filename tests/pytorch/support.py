@@ -283,6 +283,14 @@ def compiled_second(device: str) -> None:
         same(torch.compile(found, fullgraph=True, backend="aot_eager")(x), whole(x))
 
 
+def compiled_of_several(device: str) -> None:
+    x, w = pair(device)
+    for kernel, expected in BOTH:
+        torch._dynamo.reset()
+        found, wanted = (torch.func.jacfwd(f, argnums=(0, 1)) for f in (kernel, expected))
+        same(torch.compile(found, fullgraph=True, backend="aot_eager")(x, w), wanted(x, w))
+
+
 def compiled_third(device: str) -> None:
     torch._dynamo.reset()
     x, w = pair(device)
@@ -516,6 +524,7 @@ ROWS: dict[str, Callable[[str], str | None]] = {
     "the same of `torch.func.grad`": compiled_transform,
     "the same of `torch.vmap`, of it over `grad`, of `jacrev`": compiled_vmap,
     "the same of `torch.func.hessian`, of `jacrev(jacfwd)`": compiled_second,
+    "the same of `torch.func.jacfwd`, of several arguments": compiled_of_several,
     "the same of `grad(jvp(grad))`": compiled_third,
     "`torch.export`": exported,
     "`torch.export(strict=True)`": strictly,

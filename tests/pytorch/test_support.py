@@ -10,6 +10,7 @@ from tests.pytorch import support
 NOT_OF_OLD = (
     "the same, writing to an argument, backward", "`torch.export(strict=True)`",
     "`torch.func`, writing to an argument", "`kernel.export`, `weft.export_library`",
+    "the same of `torch.func.jacfwd`, of several arguments",
 )  # fmt: skip
 OLD = TorchVersion(torch.__version__) < "2.11"
 DEVICES = [pytest.param("cuda", marks=pytest.mark.cuda), "cpu"]

@@ -146,10 +146,18 @@ def test_a_compiled_batch_of_what_the_host_part_makes_once(form: str):
     torch.cuda.is_available() and TorchVersion(torch.__version__) < "2.13",
     reason="jacfwd of torch 2.11 cannot be compiled on a default device",
 )
-def test_compiled_tangents_of_a_batch(x):
+@pytest.mark.parametrize("argnums", [
+    0,
+    pytest.param((0, 1), marks=pytest.mark.skipif(
+        TorchVersion(torch.__version__) < "2.11",
+        reason="Dynamo of torch 2.10 cannot follow how jacfwd makes a basis for several arguments",
+    )),
+])  # fmt: skip
+def test_compiled_tangents_of_a_batch(x, argnums):
     w = x.flip(0)
-    found = compiled(jacfwd(scaled, argnums=(0, 1)), x, w)
-    torch.testing.assert_close(found, (torch.diag(2 * x * w), torch.diag(x * x)))
+    found = compiled(jacfwd(scaled, argnums=argnums), x, w)
+    expected = torch.diag(2 * x * w), torch.diag(x * x)
+    torch.testing.assert_close(found, expected if argnums else expected[0])
 
 
 def test_a_gradient_of_a_compiled_batch():

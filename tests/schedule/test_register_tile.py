@@ -12,6 +12,7 @@ import weft
 from examples import causal_conv
 from tests.schedule.test_split_reduction import column_sums
 from weft.autodiff.reverse import reverse
+from weft.codegen.machine import host_cpu
 from weft.compiler import optimize_for_cpu
 from weft.errors import InternalError
 from weft.ir.core import Function, walk
@@ -23,7 +24,7 @@ from weft.schedule.default_cpu import candidates
 from weft.schedule.language import Vectorize, only, parse
 from weft.schedule.legal_cpu import check, outermost
 from weft.schedule.machine import CpuMachine
-from weft.schedule.register_tile import register_tile
+from weft.schedule.register_tile import all_vectors, register_tile
 from weft.tools.cross import lowered_loops
 
 MACHINE = CpuMachine(64, sleef=True)
@@ -38,6 +39,17 @@ def shifted(x, out):
         out[i, j] = s
 
 
+@weft.kernel
+def summed_columns(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(x.shape[1])
+    for j in range(x.shape[1]):
+        s = 0.0
+        for i in range(x.shape[0]):
+            s += x[i, j]
+        out[j] = s
+    return out
+
+
 def tiled(kernel, text, *arrays, **attributes):
     """The loop of ``kernel`` before and after the steps of ``text``."""
     (loop,) = lowered_loops(kernel, *arrays)
@@ -50,6 +62,43 @@ def tiled(kernel, text, *arrays, **attributes):
     assert outermost(made) is parallel
     assert same(parse_function(print_function(made)), made)
     return function, made
+
+
+def test_what_a_caller_knows_of_columns_is_not_asked() -> None:
+    """A loop for few of them, which LLVM vectorised, was half of the time that LLVM took."""
+    x, out = torch.randn(30, 70), torch.empty(70)
+    function, asks = tiled(column_sums, "vectorize(j, 16, 64)", x, out)
+    _, known = tiled(column_sums, "vectorize(j, 16, 64)", x, out, columns="many")
+    assert known.attrs["columns"] == (0, 1, 2)  # fewer than two along the second axis of x
+    assert all_vectors(known)
+    assert not all_vectors(asks)
+    for columns in (1, 5, 70):
+        x = torch.randn(6, columns)
+        plain, tiles = (arguments(function, (x, torch.empty(columns))) for _ in range(2))
+        run(function, plain)
+        run(known, tiles, races=True)
+        np.testing.assert_allclose(tiles[1], plain[1], rtol=1e-5)
+
+
+def test_code_for_few_columns_is_made_where_a_call_has_few() -> None:
+    if not host_cpu().vector_bytes:
+        pytest.skip("there are no tiles on a processor without vectors")
+    kernel = weft.kernel(summed_columns.function)
+    for columns in (70, 1, 70, 1, 3):
+        x = torch.randn(300, columns)
+        torch.testing.assert_close(kernel(x), x.sum(0), rtol=1e-4, atol=1e-4)
+        (special,) = kernel.specializations
+        made = special.compiled
+    assert made.header.columns
+    assert "vectorize" in made.header.schedule
+    assert "vectorize" not in made.beside.header.schedule
+    assert made.every is None
+    for columns in (1, 70, 1, 70):  # machine code of the operator, which is the same for all sizes
+        x = torch.randn(300, columns)
+        torch.testing.assert_close(kernel.op(x), x.sum(0), rtol=1e-4, atol=1e-4)
+    every = made.for_all_sizes()  # which that machine code calls
+    assert (every.job.columns, every.header.columns) == ("", ())
+    assert made.for_all_sizes() is every.for_all_sizes() is every
 
 
 def arguments(function, arrays):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 
 import llvmlite.binding as llvm
@@ -51,6 +52,7 @@ class CpuCode:
     simplified: bool
     cpu: str = ""  # what it is made for, if not this machine
     accessed: tuple[int, ...] = ()
+    columns: tuple[int, ...] = ()  # what says that there are few, see ``register_tile``
 
     @property
     def tiled(self) -> bool:
@@ -69,18 +71,24 @@ class CpuCode:
 
 def compile_cpu(
     function: Function, schedule: Schedule | None = None, cpu: str = "",
-    streaming_beyond: int | None = None,
+    streaming_beyond: int | None = None, columns: str = "",
 ) -> CpuCode:  # fmt: skip
     """Machine code of ``function`` for this machine, or for the ``cpu`` that is one of
     ``machine.LEVELS``. Without a ``schedule``, the first candidate is taken, and stores may stream
-    where its arrays have more bytes than ``streaming_beyond``.
+    where its arrays have more bytes than ``streaming_beyond``. ``columns``: "many" where it is not
+    called for few iterations along lanes (what the code says of that is to be asked first), "few"
+    where it is called for these alone.
     Raises ``ScheduleError`` where a schedule is not legal."""
     beyond = streaming_beyond if schedule is None else None
     if schedule is not None:
         legal_cpu.check(function, schedule, host_cpu(cpu))
     with timing.stage("emit"):
         if schedule is None:
-            schedule, *_ = default_cpu.candidates(function, host_cpu(cpu))
+            found = default_cpu.candidates(function, host_cpu(cpu))
+            schedule = found[-1] if columns == "few" else found[0]
+            if columns:
+                function = copy.copy(function)
+                function.attrs = {**function.attrs, "columns": columns}
         kernel = scheduled(function, schedule, host_cpu(cpu), streaming_beyond=beyond)
         text = kernel.emit()
     with timing.stage("llvm"):
@@ -89,7 +97,7 @@ def compile_cpu(
     return CpuCode(
         kernel.function, text, code, kernel.symbol, argument_slots(function),
         described(kernel.function), printed(kernel.function), schedule, simplified, cpu,
-        _deciding(kernel.function, schedule, host_cpu(cpu)),
+        _deciding(kernel.function, schedule, host_cpu(cpu)), _asked(kernel.function),
     )  # fmt: skip
 
 
@@ -99,6 +107,11 @@ def _deciding(function: Function, schedule: Schedule, machine: CpuMachine) -> tu
     arrays = accessed(function)
     tensors = (v for v in function.args if isinstance(v.type, MemRefType))
     return tuple(k for k, array in enumerate(tensors) if array in arrays)
+
+
+def _asked(function: Function) -> tuple[int, ...]:
+    said = function.attrs.get("columns", ())
+    return said if isinstance(said, tuple) else ()
 
 
 def scheduled(

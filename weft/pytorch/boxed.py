@@ -449,6 +449,7 @@ def _code(forms: tuple[Form, ...], cache: DiskCache | None) -> Linked:
 
 def _fitting(launcher: Launcher, compiled: Made, tensors: Sequence[torch.Tensor]) -> Made:
     """What carries the loop out. Raises ``Unfit`` where a call must choose it by the sizes."""
+    compiled = compiled.for_all_sizes()
     found = compiled.fitting(tensors, launcher)
     if isinstance(compiled, Compiled):
         digest, device = compiled.loop.digest, tensors[0].device

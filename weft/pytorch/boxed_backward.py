@@ -181,7 +181,7 @@ class _Steps:
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
         if bound.loop.summary.unordered:
             raise Unfit
-        program.run(bound.fitting(tensors, self.kernel), held, values)
+        program.run(bound.for_all_sizes().fitting(tensors, self.kernel), held, values)
 
     def _gradient(self, item: int) -> int:
         k = next((k for k, own in self.items.items() if own == item), None)

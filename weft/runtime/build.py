@@ -120,7 +120,8 @@ class Job:
     """A loop to compile. ``key``: of what is kept in ``cache``; ``checked``: with tests at run time
     of what is not known about races; ``asked``: the text of a schedule, a person's or a tuned
     one. ``streaming_beyond``: where a CPU's stores may stream, the bytes of arrays from which on
-    they do."""
+    they do. ``columns``: which calls code of a CPU is for, "many", "few", or "" for both (see
+    ``Compiled.fitting``)."""
 
     backend: Backend
     loop: Loop
@@ -131,6 +132,7 @@ class Job:
     checked: bool
     asked: str | None = None
     streaming_beyond: int | None = None
+    columns: str = "many"
 
 
 @mutable
@@ -170,6 +172,10 @@ class Made(abc.ABC):
                 made = None
             self.tuned[text] = made
         return self if text is None else self.tuned[text] or self
+
+    def for_all_sizes(self) -> Made:
+        """The same for a caller who does not ask ``fitting`` at each call."""
+        return self
 
     @property
     def loop(self) -> Loop:
@@ -297,7 +303,7 @@ def log_stages(name: str, what: str, recording: timing.Recording) -> None:
 @frozen
 class Header:
     """What the cache keeps beside object code: what calls of it are like (see ``CpuCode``), and the
-    text of its schedule. ``accessed``: of ``CpuCode``."""
+    text of its schedule. ``accessed``, ``columns``: of ``CpuCode``."""
 
     schedule: str
     symbol: str
@@ -305,6 +311,7 @@ class Header:
     checks: tuple[Check, ...]
     prints: tuple[tuple[tuple[str | None, ...], tuple[str, ...]], ...]
     accessed: tuple[int, ...] = ()
+    columns: tuple[int, ...] = ()
 
 
 SMALL = 1 << 20  # bytes that every machine's last cache has
@@ -318,12 +325,19 @@ class Compiled(Made):
     header: Header
     # The same with a second loop, whose stores stream where a call is large.
     streaming: Compiled | None = field(init=False, default=None)
+    beside: Compiled | None = field(init=False, default=None)  # the same for few columns
+    every: Compiled | None = field(init=False, default=None)  # the same for few and many
 
     def fitting(self, tensors: Sequence[torch.Tensor], chooser: Chooser) -> Made:
         found = Made.fitting(self, tensors, chooser)
-        decide = [tensors[k] for k in self.header.accessed if k < len(tensors)]
-        if found is not self or self.job.asked is not None or not decide:
+        if found is not self or self.job.asked is not None:
             return found
+        if self._has_few(tensors):
+            self.beside = self.beside or self._again("few", columns="few")
+            return self.beside
+        decide = [tensors[k] for k in self.header.accessed if k < len(tensors)]
+        if not decide:
+            return self
         bytes = sum(t.numel() * t.element_size() for t in decide)
         limit = self.job.options.streaming_bytes
         if limit is None:
@@ -334,16 +348,35 @@ class Compiled(Made):
             limit = last_level()
         return self._streaming(limit) if bytes > limit else self
 
+    def for_all_sizes(self) -> Compiled:
+        if not self.header.columns:
+            return self
+        if self.every is None:
+            self.every = self._again("few and many", columns="")
+        return self.every
+
+    def _has_few(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether a call has so few iterations along lanes that other code is for that."""
+        if not self.header.columns:
+            return False
+        argument, axis, least = self.header.columns
+        pointers = [slot.arg for slot in self.slots if slot.kind == "pointer"]
+        number = pointers.index(argument)
+        return number < len(tensors) and tensors[number].shape[axis] < least
+
     def _streaming(self, limit: int) -> Compiled:
         if self.streaming is None:
-            job = self.job
-            key = hashed(job.key, "streaming", limit)
-            with rarely_collected, timing.record() as recording:
-                made = compiled(replace(job, key=key, streaming_beyond=limit))
-            _finished(made, recording)
-            assert isinstance(made, Compiled)
-            self.streaming = made
+            self.streaming = self._again("streaming", limit, streaming_beyond=limit)
         return self.streaming
+
+    def _again(self, *what: object, **changes: Any) -> Compiled:
+        """The same loop compiled with these ``changes`` of the job."""
+        job = replace(self.job, key=hashed(self.job.key, *what), **changes)
+        with rarely_collected, timing.record() as recording:
+            made = compiled(job)
+        _finished(made, recording)
+        assert isinstance(made, Compiled)
+        return made
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -374,7 +407,7 @@ class Compiled(Made):
 class Cpu:
     """Object code, linked into this process."""
 
-    name, version = "cpu", 5
+    name, version = "cpu", 6
 
     def machine(self) -> str:
         return processor()
@@ -398,13 +431,14 @@ class Cpu:
         options = replace(job.options, debug=job.checked)
         code = pipeline.to_code(
             job.loop.function, options, noalias=job.noalias, asked=job.asked,
-            streaming_beyond=job.streaming_beyond,
+            streaming_beyond=job.streaming_beyond, columns=job.columns,
         )  # fmt: skip
         log_llvm.debug("%s", code.llvm)
         if log_asm.isEnabledFor(logging.DEBUG):
             log_asm.debug("%s", code.assembly())
         said = show(code.schedule)
-        header = Header(said, code.symbol, code.slots, code.checks, code.prints, code.accessed)
+        header = Header(said, code.symbol, code.slots, code.checks, code.prints, code.accessed,
+                        code.columns)  # fmt: skip
         if job.cache is not None:
             job.cache.store(job.key, to_json(header), code.object)
         return self._loaded(job, header, code.object)

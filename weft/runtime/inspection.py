@@ -94,8 +94,9 @@ def inspected(
 
             arch = gpu.architecture(on_gpu[0].get_device())
         found = compiler.stages(
-            launcher.region, specs, launcher.source, options, arch=arch, streaming_beyond=beyond
-        )
+            launcher.region, specs, launcher.source, options, arch=arch, streaming_beyond=beyond,
+            columns=fitting.columns,
+        )  # fmt: skip
         found.texts["inductor"] = fused(launcher, values)
         return found
 

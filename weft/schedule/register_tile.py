@@ -37,16 +37,26 @@ def register_tile(
     function: Function, parallel: Op, schedule: Schedule, machine: CpuMachine
 ) -> tuple[Function, Op]:
     """``function`` by the register tile that ``schedule`` asks for, and its loop over tiles, which
-    was ``parallel``. The step of both indices is 1, and the loop reduces nothing."""
+    was ``parallel``. The step of both indices is 1, and the loop reduces nothing. Where the
+    attribute ``columns`` of the function says that there are ``many`` iterations along the lanes,
+    these are not asked how many they are: the attribute says then by what a caller knows that (the
+    number of an argument, its axis, the least size)."""
+    tiles: list[_Tile] = []
     made: list[Op] = []
     sums = frozenset[Op]() if function.strict else accumulations(function)
 
     def tiled(op: Op, rewriter: Rewriter) -> list[Value] | None:
         if op is parallel:
-            made.append(_Tile(rewriter, op, schedule, machine, sums).loop())
+            tiles.append(tile := _Tile(rewriter, op, schedule, machine, sums))
+            if tile.narrow and function.attrs.get("columns") == "many":
+                tile.known = _known(function, op, tile.column)
+            made.append(tile.loop())
         return made[0].results if op is parallel else None
 
-    return Rewriter(None, tiled).function(function), made[0]
+    after = Rewriter(None, tiled).function(function)
+    if (known := tiles[0].known) is not None:
+        after.attrs = {**after.attrs, "columns": known}
+    return after, made[0]
 
 
 def all_vectors(function: Function) -> bool:
@@ -82,6 +92,7 @@ class _Tile:
         loops = [op for op in parallel.body.ops if op.name == "scf.for" and not few]
         self.little = len(axes) > 1 and operations <= LITTLE and not few and self._alike()
         self.sums = {op for op in loops if only_sums(op, sums)}
+        self.known: tuple[int, int, int] | None = None  # see ``register_tile``
         self.guard = tile_guard(parallel, [*self.sides])
         self.begins: dict[int, Value] = {}
         self.ends: dict[int, Value] = {}
@@ -262,10 +273,12 @@ class _Tile:
             build.either(fits, vector, partial(masked, others), edge=True)
 
         left = build.op("arith.subi", upper, begin, overflow="nsw")
+        if self.known is not None:
+            masked(widths)
+            return
         # Of all columns, not of those that are left: a loop behind whole vectors is not worth it.
         every = build.op("arith.subi", upper, build.lookup(Parallel(self.parallel).lowers[column]))
-        few = FEW_ROWS if _along_rows(self.parallel.body, self.column) else FEW_COLUMNS
-        asked = self._compare("slt", every, build.index(few))
+        asked = self._compare("slt", every, build.index(_few(self.parallel, column)))
         build.either(asked, single, partial(masked, widths), edge=True)
 
     def _single(self, indices: Sequence[Value]) -> None:
@@ -302,6 +315,22 @@ class _Tile:
         with build.at(loop.body):
             (write or partial(build.inline, old))(indices)
             build.do("scf.reduce")
+
+
+def _known(function: Function, parallel: Op, column: int) -> tuple[int, int, int] | None:
+    """By what a caller knows that there are not few columns; None where code has to ask."""
+    old = Parallel(parallel)
+    size = old.uppers[column].op
+    if size is None or size.name != "memref.dim" or not is_constant(old.lowers[column], 0):
+        return None
+    if size.operand not in function.args:
+        return None
+    return function.args.index(size.operand), size.attrs["axis"], _few(parallel, column)
+
+
+def _few(parallel: Op, column: int) -> int:
+    """Of how many columns each is worse as a lane than as LLVM makes it."""
+    return FEW_ROWS if _along_rows(parallel.body, column) else FEW_COLUMNS
 
 
 def _along_rows(body: Block, column: int) -> bool:

@@ -1,5 +1,5 @@
-"""Strips of register tiles: sums down the rows, in the bits of the loop without vectors, at edges
-and in any number of threads."""
+"""Strips of register tiles: sums down the rows, in the bits of the loop without vectors where tiles
+are whole, and everywhere in the same bits with any number of threads."""
 
 from __future__ import annotations
 
@@ -97,21 +97,23 @@ def test_numbers(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(strips, "LEAST", 9)
     kernel, plain = weft.kernel(function), weft.kernel(schedule={"cpu": ""})(function)
     before = torch.get_num_threads()
-    try:
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            for rows, columns in ((9, 256), (8, 300), (0, 300), (70, 1100), (67, 2303), (64, 191)):
-                x, w = torch.randn(rows + 1, columns), torch.randn(rows + 1)
-                made = []
-                for each in (kernel, plain):
-                    mine, out = x.clone(), torch.full((2, columns), 0.25)
-                    each(mine, w, out, 1)
-                    made.append((mine, out))
-                for one, other in zip(*made, strict=True):
-                    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
-                    assert function not in EXACT or torch.equal(one, other)  # others have fma
-    finally:
-        torch.set_num_threads(before)
+    for rows, columns in ((9, 256), (8, 300), (0, 300), (70, 1100), (67, 2303), (64, 191)):
+        x, w = torch.randn(rows + 1, columns), torch.randn(rows + 1)
+        made = []
+        for each, count in ((kernel, 1), (plain, 1), (kernel, 2), (kernel, 3)):
+            mine, out = x.clone(), torch.full((2, columns), 0.25)
+            try:
+                torch.set_num_threads(count)
+                each(mine, w, out, 1)
+            finally:
+                torch.set_num_threads(before)
+            made.append((mine, out))
+        whole = columns // 64 * 64 if function is not moved else columns // 32 * 32
+        for one, other, *more in zip(*made, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
+            if function in EXACT:  # others have fma
+                assert torch.equal(one[:, :whole], other[:, :whole])
+            assert all(torch.equal(one, another) for another in more)
     text = kernel.inspect(x, w, out, 1)["scheduled ir"]
     assert ("weft.threads" in text) == (function in STRIPS)
 
@@ -125,3 +127,21 @@ def test_dtypes(dtype: torch.dtype) -> None:
     weft.kernel(sums)(x, torch.ones(1), found, 0)
     weft.kernel(schedule={"cpu": ""})(sums)(x, torch.ones(1), expected, 0)
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("columns", [263, 403, 458, 461])
+def test_bits_are_those_of_any_number_of_threads(columns: int) -> None:
+    """Strips are as many as threads need; neither the edge behind them, nor how many parts long
+    columns have, may go by that."""
+    kernel, x = weft.kernel(sums), torch.randn(2000, columns)
+    before, made = torch.get_num_threads(), list[torch.Tensor]()
+    for count in (1, 2, 3, 4):
+        out = torch.zeros(2, columns)
+        try:
+            torch.set_num_threads(count)
+            kernel(x, x[:, 0], out, 1)
+        finally:
+            torch.set_num_threads(before)
+        made.append(out)
+    torch.testing.assert_close(made[0][0], x.double().sum(0).float(), rtol=1e-4, atol=1e-3)
+    assert all(torch.equal(made[0], other) for other in made)

@@ -258,9 +258,13 @@ class VectorEmitter:
                         nexts.append(value)
             return nexts
 
-        unroll = "full" if written_out(op, v) <= WRITTEN_OUT else "disable"
+        if written_out(op, v) <= WRITTEN_OUT:
+            for turn in range(int(low), int(high)):
+                state = inside(str(turn), state)
+            v.splats = splats
+            return state
         flags = [e.module.node('!{!"llvm.loop.vectorize.enable", i1 false}'),
-                 e.module.node(f'!{{!"llvm.loop.unroll.{unroll}"}}')]  # fmt: skip
+                 e.module.node('!{!"llvm.loop.unroll.disable"}')]  # fmt: skip
         metadata = e.module.node(f"!{{{{self}}, {', '.join(flags)}}}")
 
         def run(begin: str, end: str, state: Sequence[str]) -> list[str]:

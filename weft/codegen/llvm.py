@@ -269,9 +269,13 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         times = op.attrs["unroll"]
         word = f'count", i32 {times}' if times > 1 else 'disable"'
         said = [e.module.node('!{!"llvm.loop.unroll.' + word + "}")]
+        if vectors := op.attrs.get("vectors"):
+            said.append(e.module.node(f'!{{!"llvm.loop.interleave.count", i32 {vectors}}}'))
     elif not e.target.copies_loops and _has_longer_loops(op):
         said.append(e.module.node('!{!"llvm.loop.unroll.disable"}'))
-    if "scalar" in op.attrs:
+    if "short" in op.attrs:  # longer code would be for nobody
+        said.append(e.module.node('!{!"llvm.loop.unroll.disable"}'))
+    if "scalar" in op.attrs or "short" in op.attrs:
         said.append(e.module.node('!{!"llvm.loop.vectorize.enable", i1 false}'))
     metadata = e.module.node(f"!{{{{self}}, {', '.join(said)}}}") if said else ""
     types = [llvm_type(v.type) for v in op.results]
@@ -286,7 +290,8 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
             e, begin, end, step, carried, types, iteration, type=index_type, metadata=metadata
         )  # fmt: skip
 
-    results = stoppable(e, op, (lower, upper), inits, types, run)
+    rare = op.attrs.get("unroll") == 1 or "short" in op.attrs
+    results = stoppable(e, op, (lower, upper), inits, types, run, once=rare)
     if op.attrs.get("independent"):
         e.groups.pop()
     return results

@@ -39,8 +39,8 @@ _MARKS: dict[str, tuple[set[str], Callable[[Any], bool]]] = {
         {"arith.addf", "arith.subf", "memref.atomic_rmw"}, lambda value: value is True,
     ),
     "part": (
-        {"arith.addi", "arith.constant", "scf.if"},
-        lambda value: value in ("begin", "end", "first", "combine"),
+        {"arith.addi", "arith.constant", "arith.mulf", "scf.if"},
+        lambda value: value in ("begin", "end", "first", "work", "combine"),
     ),
     "poll": ({"scf.for", "scf.while"}, lambda value: value > 0 and value & (value - 1) == 0),
     "scalar": ({"scf.for"}, lambda value: value is True),

@@ -50,11 +50,15 @@ class Chunks(Rewriter):
             return None
         counts = Counts(self, index)
         trips = [trip_count(counts, *map(self.lookup, bounds)) for bounds in self.loop.axes]
-        self.work = work(self, op, trips)
+        self.work = self.estimated(trips)
         self.wished = self.op("arith.mulf", self.work, self.constant(1 / COST, f64))
         self.trips = counted_as_one(self, op, trips)
         self.total = self.product(self.trips)
         return self.shared()
+
+    def estimated(self, trips: Sequence[Value]) -> Value:
+        """The operations of the loop, which has ``trips`` iterations along its axes."""
+        return work(self, self.old, trips)
 
     def shared(self) -> list[Value]:
         """What stands for the results of the loop."""

@@ -7,8 +7,8 @@ alone, and so do the bits of sums.
 
 ``in_parts`` comes before the steps of a schedule. It gives the serial loop bounds of its own and
 adds the loop that combines: IR that means what it meant, in which operations marked ``part`` say
-what a part has otherwise ("begin", "end", "first"), and what happens where there are several
-("combine"). ``Parts`` cuts it into chunks.
+what a part has otherwise ("begin", "end", "first"), how much there is to do ("work"), and what
+happens where there are several ("combine"). ``Parts`` cuts it into chunks.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from collections.abc import Sequence
 from weft.ir.builder import Rewriter, identity
 from weft.ir.core import Block, Function, Op, Value, defined, walk
 from weft.ir.ops import OPS
+from weft.ir.trips import trip_count
 from weft.ir.types import MemRefType, f64, i1, i64, index
 from weft.ir.views import For, If, Parallel, constant_of, is_constant, memory, redirected
-from weft.schedule.chunks import Chunks
+from weft.schedule.chunks import Chunks, Counts
 from weft.schedule.combiners import INEXACT, combiners
 from weft.schedule.variation import Variation
+from weft.schedule.work import work
 from weft.values import frozen
 
 MOST = 64  # parts
@@ -141,11 +143,18 @@ class _Marks(Rewriter):
         self.begin = self.op("arith.addi", lower, none, part="begin")
         self.end = self.op("arith.addi", upper, none, part="end")
         self.first = self.op("arith.constant", type=i1, value=True, part="first")
+        axes = Parallel(op).axes
+        trips = [trip_count(Counts(self, index), *map(self.lookup, axis)) for axis in axes]
+        self._named("work", work(self, op, trips))
         self.loop = self.copy(op)
         self.region(op.body, self.loop.body)
         self.append(self.loop)
         self._combine()
         return []
+
+    def _named(self, part: str, value: Value) -> None:
+        assert value.op is not None
+        value.op.attrs["part"] = part
 
     def _serial(self, op: Op) -> list[Value]:
         """The serial loop, in which parts but the first begin at what changes nothing."""
@@ -217,6 +226,11 @@ class Parts(Chunks):
         if op is self.marks["combine"]:
             return self._combined_copies(op)
         return super()._around(op, _)
+
+    def estimated(self, trips: Sequence[Value]) -> Value:
+        """The operations before any step: the size of strips depends on threads, and parts must
+        not."""
+        return self.lookup(self.marks["work"].result)
 
     def visited(self, op: Op) -> Sequence[Value] | None:
         """What an iteration begins with it loads from the array itself."""

@@ -12,10 +12,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Sequence
 from functools import partial
+from math import inf
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
-from weft.ir.views import For, Parallel, is_constant
+from weft.ir.views import For, Parallel, constant_of, is_constant
 from weft.schedule.accumulations import accumulations
 from weft.schedule.language import Schedule, UnrollJam, Vectorize, only
 from weft.schedule.legal_cpu import fits_lanes
@@ -30,7 +31,8 @@ from weft.schedule.variation import Variation
 # along rows, and where they go down columns.
 FEW_ROWS, FEW_COLUMNS = 4, 2
 SMALL = 16  # operations of an iteration
-LITTLE = 24  # up to which the edge of each row has code of its own for few columns
+LITTLE = 24  # up to which edges have code of their own for few columns
+FEW_TURNS = 32  # of loops, up to which processors carry out several vectors at a time
 
 
 def register_tile(
@@ -90,7 +92,9 @@ class _Tile:
         few = any("short" in op.attrs for op in walk(parallel.body))
         self.narrow = len(axes) == 1 and not vector.reverse and operations <= SMALL and not few
         loops = [op for op in parallel.body.ops if op.name == "scf.for" and not few]
-        self.little = len(axes) > 1 and operations <= LITTLE and not few and self._alike()
+        self.little = len(axes) > 1 and operations <= LITTLE and not few
+        self.little = self.little and _turns_are_alike(parallel.body, self.column)
+        self.few_turns = _most_turns(parallel.body) <= FEW_TURNS
         self.sums = {op for op in loops if only_sums(op, sums)}
         self.known: tuple[int, int, int] | None = None  # see ``register_tile``
         self.guard = tile_guard(parallel, [*self.sides])
@@ -99,12 +103,6 @@ class _Tile:
         self.lowers: list[Value] = []
         self.uppers: list[Value] = []
         self.indices: list[Value] = []
-
-    def _alike(self) -> bool:
-        """Whether all lanes run the same turns of loops."""
-        body = self.parallel.body
-        along = Variation(body, {body.args[self.column]: 1})
-        return all(along.uniform(*For(op).bounds[:2]) for op in walk(body) if op.name == "scf.for")
 
     def loop(self) -> Op:
         """The loop over tiles, or over strips of them."""
@@ -175,7 +173,9 @@ class _Tile:
         return strip_loop(self.parallel) if last and alone else None
 
     def _strip(self, serial: Op, size: Value, tiles: Value) -> None:
-        """``size`` of all ``tiles``: the whole ones together, if these are not few."""
+        """``size`` of all ``tiles``: the whole ones together, if these are not few. The others are
+        as they are without strips, and so are their bits: how many threads there are decides about
+        strips."""
         build, column = self.build, self.column
         columns = build.index(self.columns)
         begin = build.op("arith.muli", self.indices[column], size, overflow="nsw")
@@ -191,19 +191,15 @@ class _Tile:
         def together() -> None:
             first = self._first(column, begin, columns)
             strip(build, self.parallel, serial, (begin, whole), first, self.columns, vectors)
-            with build.when(self._compare("slt", whole, end)):
-                self._place({column: whole})
-                self._rest()
-
-        def apart() -> None:
-            loop = build.parallel([begin], [end], [build.index(1)])
-            with build.at(loop.body):
-                self._tile({column: loop.body.args[0]})
-                build.do("scf.reduce")
 
         several = build.op("arith.subi", whole, begin, overflow="nsw")
         several = self._compare("sge", several, build.index(FEWEST))
-        build.either(several, together, apart, edge=True)
+        build.either(several, together, lambda: None, edge=True)
+        first = build.op("arith.select", several, whole, begin, edge=True)
+        loop = build.parallel([first], [end], [build.index(1)])
+        with build.at(loop.body):
+            self._tile({column: loop.body.args[0]})
+            build.do("scf.reduce")
 
     # -- tiles
 
@@ -215,37 +211,57 @@ class _Tile:
         self._vectors(self.ends, self.columns, self.lanes, write=write)
 
     def _rest(self) -> None:
-        """What there is of a tile at an edge: row by row, with masks."""
+        """What there is of a tile at an edge, with masks."""
         build, ends = self.build, dict(self.ends)
         for axis, end in ends.items():
             ends[axis] = build.op("arith.minsi", end, self.uppers[axis])
         row = next((axis for axis in self.sides if axis != self.column), None)
         if row is None:
-            self._masked(ends)
+            self._columns(ends, self.few_turns)
             return
-        rows = build.parallel([self.begins[row]], [ends[row]], [build.index(1)])
-        self.indices[row] = rows.body.args[0]
-        self.indices[row].name = self.parallel.body.args[row].name
-        with build.at(rows.body):
-            self._masked({self.column: ends[self.column]})
-            build.do("scf.reduce")
 
-    def _masked(self, ends: dict[int, Value]) -> None:
-        """The columns up to ``ends`` with masks: by one or two vectors where these are enough."""
-        build, column = self.build, self.column
+        def apart() -> None:
+            rows = build.parallel([self.begins[row]], [ends[row]], [build.index(1)])
+            self.indices[row] = rows.body.args[0]
+            self.indices[row].name = self.parallel.body.args[row].name
+            with build.at(rows.body):
+                self._masked({self.column: ends[self.column]}, self.columns)
+                build.do("scf.reduce")
 
-        def vectors(counts: list[int]) -> None:
-            count, *others = counts
-            made = partial(self._vectors, ends, count, self.lanes, masked=True)
-            if not others:
-                made()
-                return
-            left = build.op("arith.subi", ends[column], self.begins[column], overflow="nsw")
-            fits = self._compare("sle", left, build.index(count))
-            build.either(fits, made, partial(vectors, others), edge=True)
+        if not self.little:
+            apart()
+            return
+        fits = self._compare("sle", self.ends[row], self.uppers[row])
+        build.either(fits, partial(self._columns, ends, True), apart, edge=True)
 
-        few = [count for count in (self.lanes, 2 * self.lanes) if count < self.columns]
-        vectors([*(few if self.little else ()), self.columns])
+    def _columns(self, ends: dict[int, Value], apart: bool) -> None:
+        """The columns up to ``ends``, where these may be few: vector by vector if these are to be
+        ``apart``, or all at once if they are more than one."""
+        build, column, lanes = self.build, self.column, self.lanes
+        if not self.little or self.columns == lanes:
+            self._masked(ends, self.columns)
+            return
+        begin, end = self.begins[column], ends[column]
+
+        def vectors() -> None:
+            loop = build.parallel([begin], [end], [build.index(lanes)])
+            with build.at(loop.body):
+                (self.begins[column],) = loop.body.args
+                last = build.addi(self.begins[column], build.index(lanes))
+                self._masked({**ends, column: build.op("arith.minsi", last, end)}, lanes)
+                build.do("scf.reduce")
+            self.begins[column] = begin
+
+        if apart:
+            vectors()
+            return
+        left = build.op("arith.subi", end, begin, overflow="nsw")
+        fits = self._compare("sle", left, build.index(lanes))
+        few, many = (partial(self._masked, ends, count) for count in (lanes, self.columns))
+        build.either(fits, few, many, edge=True)
+
+    def _masked(self, ends: dict[int, Value], columns: int) -> None:
+        self._vectors(ends, columns, self.lanes, masked=True)
 
     def _narrow(self) -> None:
         """The columns that are left where these are one vector at most: of a sum of few columns
@@ -261,6 +277,8 @@ class _Tile:
         def single() -> None:
             rest = build.parallel([begin], [upper], [build.index(1)])
             self._fill(rest, {column: rest.body.args[0]})
+            for op in walk(rest.body):  # LLVM's vectors, four in each turn, and no more code
+                op.attrs |= {"unroll": 1, "vectors": 4} if op.name == "scf.for" else {}
 
         def masked(widths: list[int]) -> None:
             if not widths:
@@ -268,8 +286,8 @@ class _Tile:
                 return
             width, *others = widths
             fits = self._compare("sle", left, build.index(width))
-            vector = partial(self._vectors, {column: upper}, width, width, masked=True,
-                             write=self._single)  # fmt: skip
+            write = partial(_one_vector, build, self.parallel.body, self.sums)
+            vector = partial(self._vectors, {column: upper}, width, width, masked=True, write=write)
             build.either(fits, vector, partial(masked, others), edge=True)
 
         left = build.op("arith.subi", upper, begin, overflow="nsw")
@@ -280,16 +298,6 @@ class _Tile:
         every = build.op("arith.subi", upper, build.lookup(Parallel(self.parallel).lowers[column]))
         asked = self._compare("slt", every, build.index(_few(self.parallel, column)))
         build.either(asked, single, partial(masked, widths), edge=True)
-
-    def _single(self, indices: Sequence[Value]) -> None:
-        """The iteration of a tile that is one vector."""
-        build, old = self.build, self.parallel.body
-        build.replacement.update(zip(old.args, indices, strict=True))
-        for op in old.ops[:-1]:
-            if op in self.sums:
-                partial_sums(build, op)
-            else:
-                build.rewrite(op)
 
     def _vectors(
         self, ends: dict[int, Value], copies: int, lanes: int, *, masked: bool = False,
@@ -331,6 +339,38 @@ def _known(function: Function, parallel: Op, column: int) -> tuple[int, int, int
 def _few(parallel: Op, column: int) -> int:
     """Of how many columns each is worse as a lane than as LLVM makes it."""
     return FEW_ROWS if _along_rows(parallel.body, column) else FEW_COLUMNS
+
+
+def _one_vector(
+    build: Rewriter, body: Block, sums: Collection[Op], indices: Sequence[Value]
+) -> None:
+    """The iteration ``body`` of a tile that is one vector."""
+    build.replacement.update(zip(body.args, indices, strict=True))
+    for op in body.ops[:-1]:
+        if op in sums:
+            partial_sums(build, op)
+        else:
+            build.rewrite(op)
+
+
+def _turns_are_alike(body: Block, column: int) -> bool:
+    """Whether all lanes run the same turns of loops."""
+    along = Variation(body, {body.args[column]: 1})
+    return all(along.uniform(*For(op).bounds[:2]) for op in walk(body) if op.name == "scf.for")
+
+
+def _most_turns(body: Block) -> float:
+    """The turns of the loops in ``body``, all in all; infinite where only a call says how many."""
+    turns = 0.0
+    for op in body.ops:
+        if op.name == "scf.for":
+            low, high = map(constant_of, For(op).bounds[:2])
+            if low is None or high is None:
+                return inf
+            turns += max(high - low, 0) * max(1.0, _most_turns(op.body))
+        else:
+            turns += sum(map(_most_turns, op.regions))
+    return turns
 
 
 def _along_rows(body: Block, column: int) -> bool:

@@ -15,7 +15,7 @@ from functools import partial, reduce
 from weft.ir.builder import Rewriter
 from weft.ir.core import Op, Value, below, defined, walk
 from weft.ir.types import i1
-from weft.ir.views import For, is_constant, memory
+from weft.ir.views import For, constant_of, is_constant, memory
 from weft.schedule.partial_sums import reads_only
 from weft.schedule.variation import Variation
 
@@ -43,6 +43,9 @@ def strip_loop(parallel: Op) -> Op | None:
     if sum(op.name != "arith.constant" for each in again for op in below(each)) > MOST:
         return None
     if not defined([body]).isdisjoint(view.bounds[:2]) or not is_constant(view.step, 1):
+        return None
+    low, high = map(constant_of, view.bounds[:2])
+    if low is not None and high is not None and high - low < LEAST:
         return None
     along, turns = Variation(body, {body.args[-1]: 1}), Variation(serial.body, {view.index: 1})
     carried = view.carried

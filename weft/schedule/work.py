@@ -13,7 +13,7 @@ from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Op, Value
 from weft.ir.ops import OPS
 from weft.ir.types import f64, i64, index
-from weft.ir.views import If, Parallel, loop_of
+from weft.ir.views import If, Parallel, Select, loop_of
 from weft.schedule.cost import UNKNOWN_TRIPS
 
 _DEAR = 8.0  # operations that one of these is
@@ -39,8 +39,10 @@ class _Guess:
         """The operations of a block."""
         build, own, parts = self.build, 0.0, list[Value]()
         for op in block.ops:
-            if op.attrs.get("edge"):  # a tile, which has nothing else; ends are said at its edge
-                return self.block(If(op).otherwise)
+            if op.attrs.get("edge") and op.name == "scf.if":
+                if len(If(op).otherwise.ops) > 1:  # a tile, which has nothing else; ends are said
+                    return self.block(If(op).otherwise)  # at its edge
+                continue  # a strip of tiles
             for region in op.regions:
                 if op.name == "scf.parallel":
                     rows = zip(region.args, Parallel(op).lowers, strict=True)
@@ -78,6 +80,11 @@ class _Guess:
             return True
         if op is None or value.type is not index or not OPS[op.name].pure:
             return False
+        if op.attrs.get("edge"):  # the first tile of all
+            first = Select(op).no
+            if self.known(first):
+                build.replacement[value] = build.lookup(first)
+            return first in build.replacement
         if not all(map(self.known, op.operands)):
             return False
         build.stand_for(op.results, build.copied(op, build.lookup).results)

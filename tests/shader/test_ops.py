@@ -17,6 +17,7 @@ from weft.ir.core import Function
 from weft.ir.types import MemRefType, ScalarType, bf16, f32, f64, i1
 from weft.options import Options
 from weft.runtime.function import CompiledFunction
+from weft.runtime.webgpu import device
 
 pytestmark = [pytest.mark.webgpu, pytest.mark.slow]
 
@@ -41,6 +42,15 @@ class AsShader:
             pytest.skip(f"{error}")
 
 
+# What WebGPU leaves to drivers, where theirs is not a CPU's arithmetic.
+OPEN = {
+    "test_float_arithmetic[webgpu-divf-f32]": "divides to 2.5 units in the last place",
+    "test_exact_functions[webgpu-sqrt-f32]": "has roots to some units in the last place",
+    "test_bfloat_conversions[webgpu]": "takes numbers below 1.2e-38 for 0",
+    "test_tanh_is_within_two_units_in_the_last_place[webgpu]": "divides to 2.5 units",
+}
+
+
 @pytest.fixture(autouse=True, params=["webgpu", "metal"])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the operations of these tests run."""
@@ -48,6 +58,8 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         metal.in_place_of_webgpu(monkeypatch)
     else:
         adapter()
+        if request.node.name in OPEN and not device().name.startswith("llvmpipe"):
+            pytest.skip(f"{device().name} {OPEN[request.node.name]}")
     monkeypatch.setattr(operations, "Compiled", AsShader)
     exact = operations.assert_ulps
     monkeypatch.setattr(operations, "assert_ulps", lambda a, b, most: exact(a, b, 3.25 * most))
@@ -68,3 +80,18 @@ def test_float_predicates_and_sign(t: ScalarType) -> None:
         room *= np.abs(wide * y) + np.abs(wide)
         assert np.all((np.abs(got - exact) <= room) | (got == exact) | np.isnan(exact))
     assert np.isnan(got[np.isnan(exact)]).all()
+
+
+def test_what_drivers_round_is_near() -> None:
+    x, y = random_floats(f32, "x"), random_floats(f32, "y")
+    with np.errstate(all="ignore"):
+        for name, args, exact in (
+            ("arith.divf", [x, y], x.astype(np.float64) / y),
+            ("math.sqrt", [x], np.sqrt(x.astype(np.float64))),
+            ("math.tanh", [x], np.tanh(x.astype(np.float64))),
+        ):
+            got, wanted = run(name, args, [f32] * len(args), f32), exact.astype(np.float32)
+            normal = np.isfinite(wanted) & (np.abs(wanted) > 1.2e-38) & (np.abs(y) > 1.2e-38)
+            off = np.abs(got.astype(np.float64) - exact) / np.spacing(np.abs(wanted))
+            assert off[normal & (np.abs(x) > 1.2e-38)].max() <= 5, name
+            assert np.isnan(got[np.isnan(wanted)]).all(), name

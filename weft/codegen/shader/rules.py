@@ -21,7 +21,7 @@ from weft.codegen.shader.dialects import (
 from weft.codegen.shader.expand import WRITTEN_OUT
 from weft.ir.core import Op, Value
 from weft.ir.types import ScalarType, bf16, f64, i1, i32, i64, index
-from weft.ir.views import constant_of
+from weft.ir.views import Select, constant_of, made_by
 
 # Functions that floats of 64 bits have, too.
 _EXACT = {
@@ -31,10 +31,12 @@ _EXACT = {
 
 
 class Expressions:
-    """``needs``: functions that the text calls, with the type that they are of."""
+    """``needs``: functions that the text calls, with the type that they are of. ``numbers``: what
+    is NaN is asked elsewhere."""
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(self, dialect: Dialect, *, numbers: bool = False) -> None:
         self.dialect = dialect
+        self.numbers = numbers
         self.needs: set[tuple[str, ScalarType]] = set()
 
     def call(self, name: str, t: ScalarType, *operands: str) -> str:
@@ -274,7 +276,17 @@ def _rsqrt(e: Expressions, op: Op, a: list[str]) -> str:
 
 @_rule("arith.select")
 def _select(e: Expressions, op: Op, a: list[str]) -> str:
-    return choice(*a)
+    found, choose = choice(*a), Select(op)
+    test = made_by(choose.condition, "arith.cmpf")
+    if e.numbers or e.dialect is MSL or test is None:
+        return found
+    if not {choose.yes, choose.no} <= {test.left, test.right}:
+        return found
+    # Drivers take it for a minimum or a maximum, which is no NaN where one of both is a number.
+    both = {choose.yes: a[1], choose.no: a[2]}
+    asked = [e.call("isnan", v.scalar, text) for v, text in both.items() if constant_of(v) is None]
+    other = a[2] if test.attrs["predicate"][0] == "o" else a[1]
+    return choice(f"({' || '.join(asked)})", other, found) if asked else found
 
 
 @_rule("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast")

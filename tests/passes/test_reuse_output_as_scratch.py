@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,9 @@ import torch
 import weft
 from tests.passes.texts import in_function, normal, parsed, result_of
 from weft.ir import interp
-from weft.ir.core import walk
+from weft.ir.core import Function, Op, Value, walk
+from weft.ir.parse import parse_function
+from weft.passes import same_range_loops
 from weft.passes.merge_updates import merge_updates
 from weft.passes.reuse_output_as_scratch import reuse_output_as_scratch
 
@@ -260,3 +264,37 @@ def test_an_operation_of_several_results_beside_what_is_kept():
 
     x = torch.randn(3, 9, dtype=torch.float64)
     torch.testing.assert_close(both(x), both.interpret(x))
+
+
+@pytest.mark.parametrize("change", [merge_updates, reuse_output_as_scratch])
+def test_each_of_many_loops_is_walked_once(
+    change: Callable[[Function], Function], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though every pair of them is looked at."""
+    many, walked = 40, list[Op]()
+    arguments = ", ".join(f"%a{k}: memref<?xf64>" for k in range(many))
+    loops = "\n".join(
+        f"""scf.for %k{k} = %c0 to %n step %c1 {{
+          %v{k} = memref.load %a{k}[%k{k}] : memref<?xf64>
+          %w{k} = math.exp %v{k} : f64
+          memref.store %w{k}, %a{k}[%k{k}] : memref<?xf64>
+          scf.yield
+        }}"""
+        for k in range(many)
+    )
+    function = parse_function(f"""func.func @f(%n: index, {arguments}) {{
+        %c0 = arith.constant 0 : index
+        %c1 = arith.constant 1 : index
+        {loops}
+        func.return
+    }}""")
+    function.attrs["noalias"] = True
+    touches = same_range_loops.touches
+
+    def counted(op: Op) -> Iterator[tuple[Op, Value]]:
+        walked.append(op)
+        return touches(op)
+
+    monkeypatch.setattr(same_range_loops, "touches", counted)
+    change(function)
+    assert len(walked) == len({*walked}) == many + 3

@@ -10,12 +10,12 @@ from weft.ir.core import Block, Function, Op, Value, slice_of
 from weft.ir.ops import OPS
 from weft.ir.views import For, memory
 from weft.passes.same_range_loops import (
+    Touched,
     ValueNumbers,
     is_expensive,
     may_reuse_memory,
     same_place,
     same_range_loops,
-    touches,
     walk_blocks,
 )
 
@@ -43,15 +43,16 @@ def merge_updates(function: Function, expensive: bool = False) -> Function:
 def _first(function: Function, expensive: bool) -> tuple[Op, Op, list[Op], Op] | None:
     """(store, load, what computes the value, the later loop) of the first that can be sunk."""
     pairs = (
-        _between(block, early, late, expensive)
-        for block in walk_blocks(function.body) for group in same_range_loops(block)
+        _between(block, touched, early, late, expensive)
+        for block in walk_blocks(function.body) if (groups := same_range_loops(block))
+        for touched in (Touched(block),) for group in groups
         for early, late in combinations(group, 2)
     )  # fmt: skip
     return next((found for found in pairs if found is not None), None)
 
 
 def _between(
-    block: Block, early: int, late: int, expensive: bool
+    block: Block, touched: Touched, early: int, late: int, expensive: bool
 ) -> tuple[Op, Op, list[Op], Op] | None:
     first, last = block.ops[early], block.ops[late]
     ops = first.body.ops
@@ -59,15 +60,15 @@ def _between(
         if store.name != "memref.store":
             continue
         memref, at, (value,) = memory(store)
-        own = [o for o, m in touches(first) if m is memref and o is not store]
+        later = touched.at(late, memref)
+        if [o.name for o in later] != ["memref.load", "memref.store"]:
+            continue
+        own = [o for o in touched.at(early, memref) if o is not store]
         iv, later_iv = For(first).index, For(last).index
         before = ops[: ops.index(store)]
         if any(o not in before or o.name != "memref.load" or memory(o)[1] != at for o in own):
             continue
-        if any(m is memref for o in block.ops[early + 1 : late] for _, m in touches(o)):
-            continue
-        later = [o for o, m in touches(last) if m is memref]
-        if [o.name for o in later] != ["memref.load", "memref.store"]:
+        if touched.within(memref, early + 1, late - 1):
             continue
         if any(o not in last.body.ops for o in later):
             continue
@@ -75,8 +76,7 @@ def _between(
             same_place(at, iv, memory(o)[1], later_iv) for o in later
         ):
             continue
-        changed = {m for o in block.ops[early : late + 1] for x, m in touches(o)
-                   if x.name != "memref.load"} - {memref}  # fmt: skip
+        changed = touched.changed(early, late) - {memref}
         needed = _needed(value, first, changed)
         if needed is None:
             continue

@@ -8,11 +8,11 @@ from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.views import For, memory
 from weft.passes.same_range_loops import (
+    Touched,
     ValueNumbers,
     is_expensive,
     may_reuse_memory,
     same_range_loops,
-    touches,
     walk_blocks,
 )
 from weft.values import frozen
@@ -53,25 +53,26 @@ class _Kept:
 
 def _first(function: Function) -> _Kept | None:
     pairs = (
-        _kept(block, first, last, group)
-        for block in walk_blocks(function.body) for group in same_range_loops(block)
+        _kept(block, touched, first, last, group)
+        for block in walk_blocks(function.body) if (groups := same_range_loops(block))
+        for touched in (Touched(block),) for group in groups
         for k, last in enumerate(group) for first in group[:k]
     )  # fmt: skip
     return next((found for found in pairs if found is not None), None)
 
 
-def _kept(block: Block, first: int, last: int, group: Sequence[int]) -> _Kept | None:
+def _kept(
+    block: Block, touched: Touched, first: int, last: int, group: Sequence[int]
+) -> _Kept | None:
     early, late = block.ops[first], block.ops[last]
-    span = block.ops[first : last + 1]
-    changed = {m for o in span for x, m in touches(o) if x.name != "memref.load"}
-    numbers = ValueNumbers(early, lambda m: m not in changed)
+    numbers: ValueNumbers | None = None
     ops, iv = early.body.ops, For(early).index
     for store in late.body.ops:
         if store.name != "memref.store":
             continue
         memref, at, _ = memory(store)
         late_iv = For(late).index
-        if [x for o in span for x, m in touches(o) if m is memref] != [store]:
+        if touched.within(memref, first, last) != [last] or len(touched.at(last, memref)) > 1:
             continue
         type = memref.memref
         if type.layout not in ("contiguous", "unit") or at.count(late_iv) != 1:
@@ -80,6 +81,9 @@ def _kept(block: Block, first: int, last: int, group: Sequence[int]) -> _Kept | 
             continue
         if not _before(block, first, [memref, *at[:-1]]):  # a local array may be made later
             continue
+        if numbers is None:
+            changed = touched.changed(first, last)
+            numbers = ValueNumbers(early, lambda m, c=changed: m not in c)
         equal = numbers.matched(late)
         values = set(equal.values())
         made = [o for o in ops if len(o.results) == 1 and o.result in values

@@ -28,6 +28,30 @@ def touches(op: Op) -> Iterator[tuple[Op, Value]]:
             yield inner, memref
 
 
+class Touched:
+    """What the operations of ``block`` touch, by their places; each is walked once."""
+
+    def __init__(self, block: Block) -> None:
+        self._by_place = [list[tuple[Op, Value]](touches(op)) for op in block.ops]
+        self._places: dict[Value, list[int]] = {}
+        for place, found in enumerate(self._by_place):
+            for memref in dict.fromkeys(memref for _, memref in found):
+                self._places.setdefault(memref, []).append(place)
+
+    def at(self, place: int, memref: Value) -> list[Op]:
+        """What touches ``memref`` in the operation at ``place``."""
+        return [op for op, touched in self._by_place[place] if touched is memref]
+
+    def within(self, memref: Value, first: int, last: int) -> list[int]:
+        """The places from ``first`` to ``last`` that touch ``memref``."""
+        return [place for place in self._places.get(memref, ()) if first <= place <= last]
+
+    def changed(self, first: int, last: int) -> set[Value]:
+        """What the operations from ``first`` to ``last`` write."""
+        return {memref for found in self._by_place[first : last + 1] for op, memref in found
+                if op.name != "memref.load"}  # fmt: skip
+
+
 def walk_blocks(block: Block) -> Iterator[Block]:
     """``block`` and all blocks in it."""
     yield block

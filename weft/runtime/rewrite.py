@@ -48,7 +48,7 @@ class _Instrument(ast.NodeTransformer):
         draws = not inside and mentions(node, self.scope, DRAWS)
         reads = Reads()
         reads.statement(node, frozenset())
-        chains = tuple(dict.fromkeys(map(dotted, reads.chains)))
+        chains: Any = tuple(dict.fromkeys(map(dotted, reads.chains)))
         self.generic_visit(node)
         inner = getattr(node, ITERATION, False)
         said = [ast.Constant(draws), *([] if inner else [ast.Constant(chains)])]

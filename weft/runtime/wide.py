@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import types
 from collections.abc import Iterable
 from typing import Any
@@ -66,7 +67,7 @@ def _held(value: Any) -> Iterable[Any]:
 
 
 def _reached(function: types.FunctionType) -> list[Any]:
-    inner: Any = getattr(function, "__wrapped__", function)
+    inner: Any = inspect.unwrap(function)  # also of what ``functools.cache`` is around
     code, around = inner.__code__, inner.__globals__
     cells = dict(zip(code.co_freevars, inner.__closure__ or (), strict=True))
     found = [around.get(name) for name in code.co_names]

@@ -217,7 +217,7 @@ class _Tile:
             ends[axis] = build.op("arith.minsi", end, self.uppers[axis])
         row = next((axis for axis in self.sides if axis != self.column), None)
         if row is None:
-            self._columns(ends, self.few_turns)
+            self._columns(ends, apart=False)
             return
 
         def apart() -> None:
@@ -236,7 +236,7 @@ class _Tile:
 
     def _columns(self, ends: dict[int, Value], apart: bool) -> None:
         """The columns up to ``ends``, where these may be few: vector by vector if these are to be
-        ``apart``, or all at once if they are more than one."""
+        ``apart``, or all at once if they are more than one (two, where turns are few)."""
         build, column, lanes = self.build, self.column, self.lanes
         if not self.little or self.columns == lanes:
             self._masked(ends, self.columns)
@@ -256,9 +256,17 @@ class _Tile:
             vectors()
             return
         left = build.op("arith.subi", end, begin, overflow="nsw")
-        fits = self._compare("sle", left, build.index(lanes))
-        few, many = (partial(self._masked, ends, count) for count in (lanes, self.columns))
-        build.either(fits, few, many, edge=True)
+
+        def counted(count: int, *more: int) -> None:
+            made = partial(self._masked, ends, count)
+            if more:
+                fits = self._compare("sle", left, build.index(count))
+                build.either(fits, made, partial(counted, *more), edge=True)
+            else:
+                made()
+
+        few = [lanes, 2 * lanes] if self.few_turns else [lanes]
+        counted(*(count for count in few if count < self.columns), self.columns)
 
     def _masked(self, ends: dict[int, Value], columns: int) -> None:
         self._vectors(ends, columns, self.lanes, masked=True)

@@ -57,8 +57,10 @@ def vector_of(cx: Lowering, x: Operand, span: Span) -> Operand:
 
 def asked(x: Operand, span: Span) -> Operand:
     """``x``, unless it is what the host alone knows of a tensor."""
-    of_tensor = isinstance(x, Method) and isinstance(x.receiver, Tensor) and x.name not in _VIEWS
-    if of_tensor and inspect.isdatadescriptor(getattr(torch.Tensor, x.name, None)):
+    if (
+        isinstance(x, Method) and isinstance(x.receiver, Tensor) and x.name not in _VIEWS
+        and inspect.isdatadescriptor(getattr(torch.Tensor, x.name, None))
+    ):  # fmt: skip
         raise KernelTypeError(
             f"`.{x.name}` of {describe(x.receiver)} is not known here", span,
             help="ask for it by the name that the host part has for the tensor, and hand on the "

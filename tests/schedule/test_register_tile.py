@@ -162,7 +162,7 @@ def guards(function: Function) -> list[bool]:
 @pytest.mark.parametrize(
     ("text", "edges"),
     [
-        ("vectorize(j, 2, 4)", 1), ("unroll_jam(i, 2); vectorize(j, 4, 4)", 2),
+        ("vectorize(j, 2, 4)", 2), ("unroll_jam(i, 2); vectorize(j, 4, 4)", 2),
         ("unroll_jam(i, 3); vectorize(j, 2, 4, reverse=True)", 2),
     ],
 )  # fmt: skip

@@ -28,7 +28,6 @@ from weft.values import frozen
 # LLVM's loop vectoriser takes time that grows with the square of the instructions between two
 # branches (it asks of each operation what all are that it depends on): 5 s for so many.
 MOST_VECTORISED = 4000
-EFFORT = 1  # of LLVM, from its IR to machine code: see ``machine``
 # What computes with floats in a cycle, and how much of that a load or a store has time for.
 _PLAIN = {"arith.addf", "arith.subf", "arith.mulf", "arith.negf", "arith.cmpf", "arith.select",
           "arith.maximumf", "arith.minimumf", "math.fma"}  # fmt: skip
@@ -66,7 +65,7 @@ class CpuCode:
     def assembly(self) -> str:
         """The machine code, as assembly."""
         module = _optimize(self.llvm, self.simplified, self.cpu)
-        return machine(EFFORT, self.cpu).emit_assembly(module)
+        return machine(cpu=self.cpu).emit_assembly(module)
 
 
 def compile_cpu(
@@ -93,7 +92,7 @@ def compile_cpu(
         text = kernel.emit()
     with timing.stage("llvm"):
         simplified = all_vectors(kernel.function)
-        code = machine(EFFORT, cpu).emit_object(_optimize(text, simplified, cpu))
+        code = machine(cpu=cpu).emit_object(_optimize(text, simplified, cpu))
     return CpuCode(
         kernel.function, text, code, kernel.symbol, argument_slots(function),
         described(kernel.function), printed(kernel.function), schedule, simplified, cpu,

@@ -10,7 +10,7 @@ is set where the first lane has the last iteration. What they mean is what such 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from math import inf
 
@@ -256,17 +256,8 @@ class _Tile:
             vectors()
             return
         left = build.op("arith.subi", end, begin, overflow="nsw")
-
-        def counted(count: int, *more: int) -> None:
-            made = partial(self._masked, ends, count)
-            if more:
-                fits = self._compare("sle", left, build.index(count))
-                build.either(fits, made, partial(counted, *more), edge=True)
-            else:
-                made()
-
-        few = [lanes, 2 * lanes] if self.few_turns else [lanes]
-        counted(*(count for count in few if count < self.columns), self.columns)
+        few = [count for count in (lanes, 2 * lanes)[: 1 + self.few_turns] if count < self.columns]
+        _where_enough(build, left, [*few, self.columns], partial(self._masked, ends))
 
     def _masked(self, ends: dict[int, Value], columns: int) -> None:
         self._vectors(ends, columns, self.lanes, masked=True)
@@ -276,11 +267,7 @@ class _Tile:
         each vector that is loaded counts."""
         build, column = self.build, self.column
         begin, upper = self.begins[column], self.uppers[column]
-        widths = [
-            width for width in (self.lanes // 4, self.lanes // 2, self.lanes)
-            if width > 1 and all(fits_lanes(op, width, self.machine)
-                                 for op in walk(self.parallel.body))
-        ]  # fmt: skip
+        widths = _widths(self.parallel, self.lanes, self.machine)
 
         def single() -> None:
             rest = build.parallel([begin], [upper], [build.index(1)])
@@ -347,6 +334,26 @@ def _known(function: Function, parallel: Op, column: int) -> tuple[int, int, int
 def _few(parallel: Op, column: int) -> int:
     """Of how many columns each is worse as a lane than as LLVM makes it."""
     return FEW_ROWS if _along_rows(parallel.body, column) else FEW_COLUMNS
+
+
+def _where_enough(
+    build: Rewriter, left: Value, counts: Sequence[int], made: Callable[[int], None]
+) -> None:
+    """``made`` of the first of the ``counts`` that is not less than ``left``, else of the last."""
+    count, *more = counts
+    if not more:
+        made(count)
+        return
+    fits = build.op("arith.cmpi", left, build.index(count), predicate="sle")
+    others = partial(_where_enough, build, left, more, made)
+    build.either(fits, partial(made, count), others, edge=True)
+
+
+def _widths(parallel: Op, lanes: int, machine: CpuMachine) -> list[int]:
+    """Of vectors for what is less than ``lanes`` columns."""
+    body = [*walk(parallel.body)]
+    return [width for width in (lanes // 4, lanes // 2, lanes)
+            if width > 1 and all(fits_lanes(op, width, machine) for op in body)]  # fmt: skip
 
 
 def _one_vector(

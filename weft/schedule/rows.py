@@ -393,10 +393,8 @@ class _ByRow(Members):
         def of_turn(iv: Value) -> list[Value]:
             self.replacement[For(op).index] = iv
             there = self.compare("slt", iv, end)
-            both: list[Place] = [
-                (place, there if own is None else self.op("arith.andi", there, own))
-                for place, own in places
-            ]
+            both = [(place, there if own is None else self.op("arith.andi", there, own))
+                    for place, own in places]  # fmt: skip
             return [v for row in self.rows.ahead for v in self.loaded(row, both)]
 
         def turn(iv: Value, carried: list[Value]) -> list[Value]:
@@ -410,15 +408,8 @@ class _ByRow(Members):
         found = split(self.loop(lower, end, step, inits, turn, unroll=1))
         for k, (place, there) in enumerate(places):
             part = range(k * self.how.width, (k + 1) * self.how.width)
-            self.where(there, lambda p=part, at=place: self.stored(carried_on, p, at))
+            self.branch(there, lambda p=part, at=place: self.stored(carried_on, p, at))
         return found
-
-    def where(self, there: Value | None, then: Callable[[], object]) -> None:
-        """``then`` if the vector is in the row."""
-        if there is None:
-            then()
-        else:
-            self.branch(there, then)
 
     @property
     def round(self) -> int:
@@ -453,12 +444,12 @@ class _ByRow(Members):
             part = range(k * width, (k + 1) * width)
             if plain:
                 found = self.vector(op, part, place, carried)
-                carried = found if there is None else [
-                    self.op("arith.select", there, new, old, type=old.type)
-                    for new, old in zip(found, carried, strict=True)
-                ]  # fmt: skip
+                if there is not None:
+                    found = [self.op("arith.select", there, new, old, type=old.type)
+                             for new, old in zip(found, carried, strict=True)]  # fmt: skip
+                carried = found
                 if ready:
-                    self.where(there, lambda p=part, at=place: self.stored(ready, p, at))
+                    self.branch(there, lambda p=part, at=place: self.stored(ready, p, at))
             else:
                 carried = self.guarded(op, part, (place, there), carried, ready, list(changed))
         self.accesses = {}
@@ -488,14 +479,12 @@ class _ByRow(Members):
             return [*found, *(values[k] for values in rows for k in part)]
 
         before = [*carried, *(values[k] for values in rows for k in part)]
-        found = inside() if there is None else self.either(
-            there, inside, lambda: before, [v.type for v in before]
-        )  # fmt: skip
+        found = self.where(there, inside, lambda: before, [v.type for v in before])
         after = iter(found[len(carried) :])
         for values in rows:
             for k in part:
                 values[k] = next(after)
-        return found[: len(carried)]
+        return [*found[: len(carried)]]
 
     # -- memory
 
@@ -508,11 +497,8 @@ class _ByRow(Members):
             def vector(place: Value = place) -> list[Value]:
                 return [self.access("memref.load", row, place, v).result for v in range(width)]
 
-            if there is None:
-                found += vector()
-                continue
-            none = [self.constant(0, element)] * width
-            found += self.either(there, vector, lambda none=none: none, [element] * width)
+            none = [self.constant(0, element)] * width if there is not None else []
+            found += self.where(there, vector, lambda none=none: none, [element] * width)
         return found
 
     def stored(self, rows: Sequence[Row], part: range, place: Value) -> None:

@@ -145,8 +145,18 @@ class Places(Rewriter):
 
     # -- control
 
-    def branch(self, condition: Value, body: Callable[[], object]) -> None:
-        """A branch. A check that fails in it goes on behind it."""
+    def where(
+        self, condition: Value | None, yes: Callable[[], Sequence[Value]],
+        no: Callable[[], Sequence[Value]], types: Sequence[Type],
+    ) -> Sequence[Value]:  # fmt: skip
+        """``either``, or what ``yes`` makes if there is no condition."""
+        return yes() if condition is None else self.either(condition, yes, no, types)
+
+    def branch(self, condition: Value | None, body: Callable[[], object]) -> None:
+        """A branch, if there is a condition. A check that fails in it goes on behind it."""
+        if condition is None:
+            body()
+            return
         leave = {"leave": True} if self.checked else {}
         self.either(condition, lambda: (body(), [])[1], list, (), **leave)
 

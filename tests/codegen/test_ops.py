@@ -365,6 +365,9 @@ def test_transcendental_functions_f32(op: str) -> None:
     assert_ulps(got, meaning(x.astype(np.float64)), 2.0)
 
 
+SMALLEST = 0.0  # a device may take what is smaller for 0
+
+
 @pytest.mark.parametrize("scales", [True, False], ids=["as this machine", "without AVX-512"])
 @pytest.mark.parametrize("op", float32.FUNCTIONS)
 def test_written_out_functions_on_all_of_float32(
@@ -376,6 +379,7 @@ def test_written_out_functions_on_all_of_float32(
     edges = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, 1e-45, -1e-45, 88.722, 88.723, -87.34,
              -103.97, -104.0, 127.999, 128.0, -149.0, -150.0, 0.625, 0.9, 4.0, 3.4e38]  # fmt: skip
     x = np.concatenate([bits.view(np.float32), np.array(edges, np.float32)])
+    x = x[~((np.abs(x) < SMALLEST) & (x != 0))]
     expected = getattr(torch, op)(torch.from_numpy(x).double()).numpy()
     with np.errstate(all="ignore"):
         rounded = expected.astype(np.float32)
@@ -383,7 +387,9 @@ def test_written_out_functions_on_all_of_float32(
     finite = np.isfinite(rounded)
     np.testing.assert_array_equal(got[~finite], rounded[~finite])
     np.testing.assert_array_equal(np.signbit(got[finite]), np.signbit(rounded[finite]))
-    assert_ulps(got[finite], expected[finite], 1.5)
+    small = finite & (np.abs(rounded) < SMALLEST)
+    assert np.all(np.abs(got[small]) <= SMALLEST)
+    assert_ulps(got[finite & ~small], expected[finite & ~small], 1.5)
 
 
 @pytest.mark.parametrize("op", TRANSCENDENTAL)

@@ -70,15 +70,15 @@ class _Collection(_Setting[tuple[int, int, int]]):
         """A few times between two collections of all objects; a program that compiles for ever has
         these, too. Not where somebody has frozen objects, who would be given them back, or collects
         garbage when it suits."""
-        if not gc.isenabled():
+        few = gc.get_count()[0] <= self.before[0]  # as most calls make: they are to cost nothing
+        if few or not gc.isenabled():
             return
         collections = gc.get_stats()[2]["collections"]
         if collections != self.collections:
             self.collections, self.put_off = collections, 0
         if self.put_off < _MOST_PUT_OFF and self.before[0] and not gc.get_freeze_count():
             self.put_off += 1
-            if gc.get_count()[0] > self.before[0]:
-                gc.collect(0)
+            gc.collect(0)
             gc.freeze()
             gc.unfreeze()
 

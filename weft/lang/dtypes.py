@@ -109,7 +109,8 @@ class Scalar(torch.Tensor):
 
     def __pow__(self, other: Any) -> Any:
         """As kernels have it: torch takes no integer to a negative power."""
-        if isinstance(other, int) and other < 0 and not self.dtype.is_floating_point:
+        whole = not (self.dtype.is_floating_point or self.dtype.is_complex)
+        if isinstance(other, int) and other < 0 and whole:
             return owned(self) ** other
         return super().__pow__(other)
 

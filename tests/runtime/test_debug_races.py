@@ -485,4 +485,5 @@ def test_a_kernel_that_has_moved_names_its_new_line():
         assert caught.value.span.line == above + 3
         with pytest.raises(weft.KernelAssertionError) as caught:
             weft.kernel(function("\n" * above + asserted))(*args)
+            weft.sync()  # on a GPU, who waits hears of it
         assert caught.value.span.line == above + 4

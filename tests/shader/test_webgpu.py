@@ -596,3 +596,13 @@ def test_integers_that_became_longer_are_compared_with_constants() -> None:
     compared.on("webgpu")(m, b, found, 9)
     compared.interpret(m, b, expected, 9)
     assert torch.equal(found, expected)
+
+
+def test_waiting_does_not_begin_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context of CUDA's takes 100 ms, and memory of the GPU."""
+    begun: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: begun.append(True))
+    weft.sync()
+    assert not begun

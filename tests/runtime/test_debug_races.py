@@ -479,11 +479,15 @@ def test_a_kernel_that_has_moved_names_its_new_line():
     text = "def kernel(x, idx):\n    for i in range(3):\n        x[idx[i]] = 1.0\n"
     asserted = text + "        assert x[idx[i]] < 0\n"
     args = torch.zeros(3), torch.tensor([0, 0, 1])
+
+    def waited(kernel):
+        kernel(*args)
+        weft.sync()  # on a GPU, who waits hears of it
+
     for above in (0, 2):
         with pytest.raises(weft.RaceError) as caught:
             debug(function("\n" * above + text))(*args)
         assert caught.value.span.line == above + 3
         with pytest.raises(weft.KernelAssertionError) as caught:
-            weft.kernel(function("\n" * above + asserted))(*args)
-            weft.sync()  # on a GPU, who waits hears of it
+            waited(weft.kernel(function("\n" * above + asserted)))
         assert caught.value.span.line == above + 4

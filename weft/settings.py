@@ -35,7 +35,10 @@ class _Setting(Generic[T]):
         with self.lock:
             self.threads -= 1
             if self.threads == 0:
-                self.write(self.before)
+                self.restore()
+
+    def restore(self) -> None:
+        self.write(self.before)
 
 
 _MOST_PUT_OFF = 20  # times that all objects of the process are not looked through for weft's sake
@@ -59,12 +62,9 @@ class _Collection(_Setting[tuple[int, int, int]]):
         )
         self.put_off = self.collections = 0
 
-    def __exit__(self, *_: object) -> None:
-        with self.lock:
-            self.threads -= 1
-            if self.threads == 0:
-                self._put_off()
-                self.write(self.before)
+    def restore(self) -> None:
+        self._put_off()
+        super().restore()
 
     def _put_off(self) -> None:
         """A few times between two collections of all objects; a program that compiles for ever has

@@ -258,7 +258,9 @@ def test_what_has_an_order_is_one_sum(kernel) -> None:
 @pytest.mark.parametrize("columns", [12, 16, 31, 64, 65, 75])
 @pytest.mark.parametrize("rows", [64, 71, 80])
 @pytest.mark.sampled(3)
-def test_a_strip_of_tiles_means_what_the_loop_means(columns: int, rows: int) -> None:
+def test_a_strip_of_tiles_means_what_the_loop_means(
+    columns: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x, out = torch.randn(rows, columns), torch.full((columns,), 77.0)
     function, made = tiled(column_sums, "vectorize(j, 4, 4)", x, out)
     assert "weft.threads" in print_function(made)
@@ -268,6 +270,12 @@ def test_a_strip_of_tiles_means_what_the_loop_means(columns: int, rows: int) -> 
     whole = columns // 4 * 4
     np.testing.assert_array_equal(by_strips[1][:whole], plain[1][:whole])
     np.testing.assert_allclose(by_strips[1], plain[1], rtol=1e-5, atol=1e-5)
+    monkeypatch.setattr("weft.schedule.register_tile.strip_loop", lambda parallel: None)
+    _, without = tiled(column_sums, "vectorize(j, 4, 4)", x, out)
+    assert "weft.threads" not in print_function(without)
+    by_tiles = arguments(function, (x, out))
+    run(without, by_tiles)
+    np.testing.assert_array_equal(by_strips[1], by_tiles[1])  # edges, too
     for threads in (2, 3, 9):
         by_more = arguments(function, (x, out))
         run(made, by_more, threads=threads)

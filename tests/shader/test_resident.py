@@ -399,6 +399,7 @@ def test_a_thousand_calls_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
     x = buffer(torch.zeros(300))
     add_one(x)
+    weft.sync()
     reads, submits = [], device().submits
     read = Device.read
     monkeypatch.setattr(Device, "read", lambda *args: (reads.append(args), read(*args))[1])
@@ -409,7 +410,7 @@ def test_a_thousand_calls_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         add_one(x)
     assert not reads
     assert not groups  # nor is anything bound again
-    assert 1000 / 256 < device().submits - submits < 1000 / 100  # more and more together
+    assert device().submits - submits == 6  # of 16, 32, 64, 128, 256 and 256 calls
     weft.sync()
     assert len(reads) < 4  # with error records
     assert x[0] == 1001

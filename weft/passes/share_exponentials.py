@@ -65,4 +65,5 @@ class _Shared:
 
 def _place(op: Op, block: Block) -> int | None:
     """Where ``op`` is in ``block``; None if it is elsewhere."""
-    return next((k for k, other in enumerate(block.ops) if other is op), None)
+    places = range(len(block.ops) - 1, -1, -1)  # what belongs together is near
+    return next((k for k in places if block.ops[k] is op), None)

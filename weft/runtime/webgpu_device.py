@@ -23,8 +23,8 @@ from weft.values import frozen
 _KEPT = 256 << 20  # bytes of buffers that wait for the next call
 _NUMBERS = 1 << 16  # bytes of the arguments of a batch
 _APART = 256  # bytes, from one call's to the next: what any device allows
-# Dispatches that are given to the queue together: giving costs as much as eight. There are more
-# from batch to batch, until somebody waits.
+# Dispatches that are given to the queue together: giving costs as much as some thirty (H200). There
+# are more from batch to batch, until somebody waits.
 _BATCH, _MOST_BATCH = 16, 256
 _STAGING = 64 << 20  # bytes of the buffer that results are read through
 

@@ -502,7 +502,7 @@ def loop_of(
         return special.derived
     loop = Loop(special.compiled.function, launcher.options, make)
     loop.later = overwriting.overwritten_later(launcher, specs)
-    if place == "cpu" and not launcher.options.strict_math:
+    if not launcher.options.strict_math:
         loop.results = overwriting.made_here(launcher, specs) - frozenset().union(*loop.later)
     if make is None:
         special.derived = loop

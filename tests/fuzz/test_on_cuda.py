@@ -1,0 +1,49 @@
+"""What runs random programs on a device moves arguments there and back; here, the device is the CPU
+once more."""
+
+import torch
+
+import weft
+from tests.fuzz.on_cuda import on_device, outcome, run
+
+SEEN = []
+
+
+def kernel(x, y, out):
+    SEEN.append((x, y, out))
+    for i in range(out.shape[0]):
+        out[i] = 2.0 * x[i] + y[i]
+    return out
+
+
+def test_arguments_go_there_and_back() -> None:
+    base = torch.arange(9.0)
+    x, y, out = base[::2][:4], base[1:5], torch.full((4,), -1.0)
+    expected = 2.0 * x + y
+    SEEN.clear()
+    with on_device("cpu"):
+        found = weft.kernel(kernel)(x, y, out)
+    (x_there, y_there, out_there), *_ = SEEN
+    assert torch.equal(out, expected)
+    assert found.data_ptr() == out.data_ptr()
+    assert x_there.data_ptr() != x.data_ptr()
+    assert x_there.stride() == x.stride()
+    assert x_there.untyped_storage().data_ptr() == y_there.untyped_storage().data_ptr()
+    assert out_there.data_ptr() != out.data_ptr()
+
+
+def test_gradients_come_back() -> None:
+    x, y = (torch.randn(3, requires_grad=True) for _ in range(2))
+    with on_device("cpu"):
+        weft.kernel(kernel)(x, y, torch.empty(3)).sum().backward()
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+    assert torch.equal(y.grad, torch.ones(3))
+
+
+def test_a_program_that_differs_is_told_with_its_seed() -> None:
+    assert outcome("plain", 5, "cpu") == "agrees"
+    found, wrong = run(["no such form"], 60, 1, 1, "cpu")
+    assert found["no such form"] == {"wrong": 1}
+    ((form, _, message),) = wrong
+    assert form == "no such form"
+    assert "KeyError" in message

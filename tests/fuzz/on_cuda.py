@@ -160,9 +160,12 @@ def outcome(form: str, seed: int, device: str) -> str:
     return found.partition(":")[0] if isinstance(found, str) else "agrees"
 
 
-def _told(device: str, there: Connection) -> None:
-    """What a process does: carries out what it is told to, and tells what became of it."""
+def _told(device: str, number: int, there: Connection) -> None:
+    """What a process does: carries out what it is told to, and tells what became of it. Processes
+    share the GPUs that there are."""
     os.environ["WEFT_CACHE"] = "0"
+    if device == "cuda":
+        torch.cuda.set_device(number % torch.cuda.device_count())
     torch.set_num_threads(1)
     while (asked := there.recv()) is not None:
         try:
@@ -174,9 +177,10 @@ def _told(device: str, there: Connection) -> None:
 class Worker:
     """A process that has one program at a time."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, number: int) -> None:
+        self.number = number
         self.here, there = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(target=_told, args=(device, there), daemon=True)
+        self.process = CONTEXT.Process(target=_told, args=(device, number, there), daemon=True)
         self.process.start()
         there.close()
         self.asked: tuple[str, int] | None = None
@@ -218,7 +222,7 @@ def run(
         worker.ask((form, random.randrange(1 << 40)))
         return True
 
-    busy = [worker for worker in (Worker(device) for _ in range(processes)) if ask(worker)]
+    busy = [worker for worker in (Worker(device, n) for n in range(processes)) if ask(worker)]
     while busy:
         wait([worker.here for worker in busy], timeout=1)
         for worker in list(busy):
@@ -233,7 +237,7 @@ def run(
                 wrong.append((form, seed, message))
             if message:  # on a GPU, nothing may go on in a process that met an error
                 worker.process.kill()
-                worker = Worker(device)
+                worker = Worker(device, worker.number)
             if ask(worker):
                 busy.append(worker)
             else:

@@ -146,7 +146,9 @@ def check(
     for noise in (NOISE, -1.7 * NOISE):  # one may be close by chance
         rough = re.sub(r"(weft\.math\.\w+)\(", rf"(1 + {noise}) * \1(", drawn.text)
         rough = rough.replace("* 1.0)", f"* {1 + noise})")
-        rough = re.sub(r"\b\d+(\.\d+)?e\d+", rf"(1 + {noise}) * \g<0>", rough)
+        # Large constants that meet f32 are of f32, where Python has all digits of a sum with them.
+        large = r"weft.f32(\g<0>)" if noise < 0 and "f64" not in drawn.dtypes.values() else r"\g<0>"
+        rough = re.sub(r"\b\d+(\.\d+)?e\d+", rf"(1 + {noise}) * {large}", rough)
         noisy = {name: t.clone() for name, t in given.items()}
         noisy |= {name: with_noise(given[name], wide) for name in ("x", "y", "out")}
         result = weft.kernel(function(rough)).interpret(*noisy.values(), n, a * (1 + noise))

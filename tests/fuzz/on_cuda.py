@@ -6,7 +6,8 @@ over, or until each form has had ``--each`` of them, prints what became of each 
 
 The programs are those of ``make fuzz``. While one runs, a call of a kernel moves what it is given
 to the device, and what it has written back: the Python, and what compares, stay on the CPU. (What
-``torch.compile`` makes of a call stays there, too.)
+``torch.compile`` makes of a call stays there, too. Of loops over elements, integers modulo 0
+differ: torch raises on CPUs alone.)
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tests.processes import CONTEXT
+from weft.errors import KernelValueError
+from weft.lang.structs import StructField
 
 LONGEST = 120.0  # seconds of one program
 TOLD = 4  # programs of a form that are told, if more differ
@@ -45,7 +48,6 @@ def checks() -> dict[str, Callable[[Random], Any]]:
         queues,
         results,
         special,
-        stores,
         structs,
         tables,
         taken,
@@ -58,7 +60,7 @@ def checks() -> dict[str, Callable[[Random], Any]]:
         "queues": lambda random: check(random, draw=queues.kernel),
         "structs": structs.check, "tables": tables.check, "objects": objects.check,
         "moves": moves.check, "element loops": element_loops.check, "programs": programs.check,
-        "overlaps": overlaps.check, "stores": stores.check, "results": results.check_results,
+        "overlaps": overlaps.check, "results": results.check_results,
         "special": special.check_special, "transforms": transforms.check_transforms,
         "graphs": graphs.check_graphs,
     }  # fmt: skip
@@ -73,6 +75,9 @@ class Moved:
         self.followed = list[tuple[torch.Tensor, torch.Tensor, int]]()
 
     def there(self, value: Any) -> Any:
+        if isinstance(value, StructField):
+            members = {name: self.there(member) for name, member in value.members.items()}
+            return StructField(members, value.type)
         if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
             return value
         if _is_followed(value):
@@ -124,6 +129,9 @@ def _copied(storage: torch.UntypedStorage, device: str) -> torch.UntypedStorage:
 def _view(like: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
     made = torch.empty(0, dtype=like.dtype, device=storage.device)
     made.set_(storage, like.storage_offset(), like.size(), like.stride())
+    if type(like) is not torch.Tensor:
+        made = made.as_subclass(type(like))
+        vars(made).update(vars(like))
     return made.conj() if like.is_conj() else made
 
 
@@ -155,8 +163,14 @@ def on_device(device: str) -> Iterator[None]:
 
 def outcome(form: str, seed: int, device: str) -> str:
     """What became of a program: "agrees", or another word of its check. Raises where it differs."""
-    with on_device(device):
-        found = checks()[form](Random(seed))
+    try:
+        with on_device(device):
+            found = checks()[form](Random(seed))
+    except KernelValueError as error:
+        # Under a mode that traces, what the host part makes is not made on the device.
+        if form != "graphs" or "on one device" not in str(error):
+            raise
+        return "not there"
     return found.partition(":")[0] if isinstance(found, str) else "agrees"
 
 

@@ -30,6 +30,15 @@ def test_ranks_give_what_one_process_gives(ranks: int, tmp_path: Path) -> None:
     assert found.stdout.splitlines()[-1].endswith(" 0 failed"), found.stdout
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two GPUs")
+def test_ranks_with_a_gpu_each(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RANKS": "2 cuda"}
+    found = processes.run(PROGRAM, environment, tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.splitlines()[-1].endswith(" 0 failed"), found.stdout
+
+
 def table(kernel: weft.Kernel, *args: object) -> list[str]:
     """The table, without its first line."""
     return str(kernel.sharding(*args)).splitlines()[1:]

@@ -180,7 +180,8 @@ class Sharded:
                             "arguments share memory, one is written, and another one has to be "
                             "moved between ranks", self.kernel.span, help="pass a copy (x.clone())",
                         )  # fmt: skip
-                    value = value.redistribute(mesh, places)
+                    # Torch 2.11 detaches the result in place, which DTensors cannot.
+                    value = value.detach().redistribute(mesh, places)
                 value = value._local_tensor
             passed.append(value)
         outs = carried_out(self.overload, chosen, mesh, passed)

@@ -837,6 +837,42 @@ def conv_gradient() -> None:
     figure(name, "CUDA C++ as written, of w and k", timed(launch), "ms")
 
 
+@weft.kernel
+def taken(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Rows of ``table`` (rows, width), as ``torch.nn.functional.embedding`` takes them."""
+    out = table.new_empty(index.shape[0], table.shape[1])
+    for i, j in weft.ndrange(index.shape[0], table.shape[1]):
+        out[i, j] = table[index[i], j]
+    return out
+
+
+@section
+def embedding() -> None:
+    """The gradient of an embedding: with atomics, and in an order that is always the same."""
+    for count, rows, width in ((200_000, 50_000, 128), (65_536, 50_000, 512)):
+        name = f"gradient of an embedding, {rows} x {width}, {count} rows"
+        table = torch.randn(rows, width, device="cuda", requires_grad=True)
+        index = torch.randint(0, rows, (count,), device="cuda")
+        g = torch.randn(count, width, device="cuda")
+        exact = torch.zeros(rows, width, device="cuda", dtype=torch.float64)
+        exact.index_add_(0, index, g.double())
+        calls = {"weft": taken, "torch": lambda t, i: torch.nn.functional.embedding(i, t)}
+        for label, call in calls.items():
+            for deterministic in (False, True):
+                torch.use_deterministic_algorithms(deterministic)
+                try:
+                    gradient = functools.partial(
+                        torch.autograd.grad, call(table, index), table, g, retain_graph=True
+                    )
+                    (found,), (again,) = gradient(), gradient()
+                    torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-4)
+                    assert not deterministic or torch.equal(found, again)
+                    how = ", deterministic" if deterministic else ""
+                    figure(name, label + how, timed(gradient), "ms")
+                finally:
+                    torch.use_deterministic_algorithms(False)
+
+
 def _rows(pick: Callable[[str], bool], others: Callable[[Any], dict[str, Any]]) -> None:
     """Loops inside of a parallel loop that go along rows, and columns; gradients, too."""
     from benchmarks.rows import cases

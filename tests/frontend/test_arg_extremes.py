@@ -32,6 +32,30 @@ def nearest_to_zero(x: torch.Tensor, column: int) -> tuple[torch.Tensor, torch.T
     return best, at
 
 
+@weft.kernel
+def in_one_statement(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    best, at = -math.inf, -1
+    for i in x:
+        v = x[i]
+        if v > best:
+            best, at = v, i
+    least, where = math.inf, -1
+    for i in range(x.shape[0]):
+        if x[i] < least:
+            where, least = i, x[i]
+    return best, at, least, where
+
+
+@pytest.mark.parametrize("n", [0, 1, 17, 5000])
+def test_both_in_one_statement(n: int) -> None:
+    x = torch.randint(-5, 6, (n,)).float()
+    found = [float(v) for v in in_one_statement(x)]
+    values = x.tolist()
+    top, low = max(values, default=-math.inf), min(values, default=math.inf)
+    place = [values.index(v) if values else -1 for v in (top, low)]
+    assert found == [top, place[0], low, place[1]]
+
+
 @pytest.mark.parametrize("n", [0, 1, 2, 17, 5000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32])
 def test_the_first_of_the_largest(n: int, dtype: torch.dtype) -> None:

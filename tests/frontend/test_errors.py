@@ -823,9 +823,9 @@ def test_a_subscript_that_is_negative_in_one_iteration():
             o[7 - i] = x[0]
 
     @weft.kernel
-    def chosen(x, o):
+    def of_both(x, o):
         for i in x:
-            o[i] = weft.select(i > 0, x[i - 1], 0.0)
+            o[i] = weft.select(x[i - 1] > 0, x[i - 1], 0.0)
 
     @weft.kernel
     def fine(x, o, first: int):
@@ -848,7 +848,7 @@ def test_a_subscript_that_is_negative_in_one_iteration():
     x, o = torch.arange(4.0), torch.zeros(4)
     for kernel, name, text in (
         (before, "x", "x[i - 1]"), (corner, "x", "x[i + k - 2]"), (stored, "o", "o[7 - i]"),
-        (chosen, "x", "x[i - 1]"),
+        (of_both, "x", "x[i - 1]"),
     ):  # fmt: skip
         with pytest.raises(weft.KernelIndexError) as caught:
             kernel(x, o)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -78,9 +80,26 @@ def tuples(x, out):
         out[i] = s + len(t) + u[1] - u[-1]
 
 
+def first_ones_and_defaults(x, out):
+    for i in range(x.shape[0]):
+        s = min((v for v in x[i] if v > 2), default=-1.0) + max((v for v in x[i]), default=x[i, 1])
+        s += next(k for k in range(100) if k * k > i) + next((v for v in x[i] if v > 0.5), -2.0)
+        s += next((10 * a + b for a in range(3) for b in range(a) if a * b > i), -3)
+        j, v = next(((j, v) for j, v in enumerate(x[i]) if v < 0.5), (-1, 0.0))
+        s += math.prod(v + 1 for v in x[i]) + math.prod((x[i, 0], 3), start=2) + j * v
+        out[i] = s + max((), default=4) + max([2 * k for k in range(i)], default=0)
+
+
 @pytest.mark.parametrize(
     "plain",
-    [mapped, filtered, a_loop_sees_what_it_has_assigned, a_loop_sees_what_it_has_stored, tuples],
+    [
+        mapped,
+        filtered,
+        a_loop_sees_what_it_has_assigned,
+        a_loop_sees_what_it_has_stored,
+        tuples,
+        first_ones_and_defaults,
+    ],
     ids=lambda f: f.__name__,
 )
 def test_iterators_are_what_they_are_in_python(plain):
@@ -130,6 +149,18 @@ REFUSED = {
     with_a_test: "a loop over `zip` or `enumerate` of a generator with an `if`",
     several: "a loop over a generator with several `for`",
 }  # fmt: skip
+
+
+def test_nothing_has_no_first_one():
+    @weft.kernel
+    def first(x, out):
+        for i in out:
+            out[i] = next(v for v in x if v > i)
+
+    first(torch.arange(3.0), out := torch.empty(2))
+    assert out.tolist() == [1.0, 2.0]
+    with pytest.raises(weft.KernelAssertionError, match="`next` of no items"):
+        first(torch.arange(3.0), torch.empty(3))
 
 
 @pytest.mark.parametrize("plain", REFUSED, ids=lambda f: f.__name__)

@@ -34,8 +34,10 @@ These are formulas of those above, written in the language (`weft/lang/formulas.
 inlined, and differentiated as it stands. Errors are within 8 roundings of the result (of the
 largest argument where the result crosses 0: `logaddexp`, `tanhshrink`, `sinc`, `entr`, `logit`),
 for floats of any size, infinities and NaN as torch has them; `lgamma` and `digamma` in float64
-within 64 roundings of the larger of result, argument and 1. `lgamma`, `digamma`, `erfinv`, `i0`,
-`i0e`, `i1` and `i1e` compute in float64 and round once.
+within 64 roundings of the larger of result, argument and 1; `gamma` in float64 within 64 of the
+result, below -10 within 600. `gamma`, `lgamma`, `digamma`, `erfinv`, `i0`, `i0e`, `i1` and `i1e`
+compute in float64 and round once. Products of integers (`comb`, `perm`, `factorial`) wrap where
+they do not fit; a negative number is a `KernelAssertionError` there.
 
 | function | meaning | elsewhere |
 | --- | --- | --- |

@@ -177,6 +177,144 @@ def test_common_divisors():
 
 
 @weft.kernel
+def counts(n: torch.Tensor, k: torch.Tensor, out: torch.Tensor):
+    for i in range(n.shape[0]):
+        out[0, i] = math.isqrt(n[i])
+        out[1, i] = math.comb(n[i], k[i])
+        out[2, i] = math.perm(n[i], k[i]) + math.perm(k[i])
+        out[3, i] = math.factorial(k[i])
+        out[4, i] = math.prod((n[i], 2, k[i])) + math.prod(n[i] + j for j in range(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.int8])
+def test_counts_of_whole_numbers(dtype):
+    """Exact wherever the result fits: the intermediate products of `comb` are divided first."""
+    n = torch.tensor([0, 1, 2, 3, 4, 9, 10, 5, 4], dtype=dtype)
+    k = torch.tensor([0, 1, 3, 2, 4, 4, 2, 3, 2], dtype=dtype)
+    pairs = list(zip(n.tolist(), k.tolist(), strict=True))
+    expected = [
+        [math.isqrt(a) for a, _ in pairs], [math.comb(*pair) for pair in pairs],
+        [math.perm(*pair) + math.perm(pair[1]) for pair in pairs],
+        [math.factorial(b) for _, b in pairs],
+        [math.prod((a, 2, b)) + math.prod(a + j for j in range(3)) for a, b in pairs],
+    ]  # fmt: skip
+    kept = dtype in (torch.int64, torch.int32)
+    for call in (counts, counts.interpret):
+        out = torch.full((5, len(n)), -7)
+        call(n, k, out)
+        rows = slice(None) if kept else slice(1)  # products of bytes wrap
+        assert out[rows].tolist() == expected[rows]
+
+
+def test_roots_and_binomials_up_to_the_end_of_64_bits():
+    @weft.kernel
+    def ends(n, out):
+        for i in n:
+            out[0, i] = math.isqrt(n[i])
+            out[1, i] = math.comb(59 + i, 29)
+
+    n = torch.tensor([2**63 - 1, 2**62, 2**62 - 1, 3037000499**2 - 1, 3037000499**2])
+    out = torch.empty(2, 5, dtype=torch.int64)
+    ends(n, out)
+    assert out[0].tolist() == [math.isqrt(v) for v in n.tolist()]
+    assert out[1].tolist() == [math.comb(59 + i, 29) for i in range(5)]
+    with pytest.raises(weft.KernelAssertionError, match="`isqrt` of a negative integer"):
+        ends(torch.tensor([4, -4, 1, 1, 1]), out)
+
+
+@weft.kernel
+def of_math(x: torch.Tensor, out: torch.Tensor):
+    for i in range(x.shape[0]):
+        out[0, i] = math.gamma(x[i])
+        out[1, i], out[2, i] = math.modf(x[i])
+        out[3, i] = math.remainder(x[i], 0.75) + math.remainder(1.5, 1.0)
+        out[4, i] = math.dist((x[i], 2.0), (1.0, 2.0)) + math.hypot(x[i], 3.0, 0.0)
+        out[5, i] = np.sign(x[i])
+
+
+def by_python(v: float) -> list[float]:
+    def known(function, *args):
+        try:
+            return function(*args)
+        except ValueError:
+            return math.copysign(math.inf, v) if v == 0 else math.nan
+        except OverflowError:
+            return math.inf
+
+    return [
+        known(math.gamma, v), *math.modf(v),
+        known(math.remainder, v, 0.75) - 0.5, math.dist((v, 2.0), (1.0, 2.0)) + math.hypot(v, 3.0),
+        float(np.sign(v)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_functions_of_pythons_math(dtype):
+    ends = [
+        0.0,
+        -0.0,
+        math.inf,
+        -math.inf,
+        math.nan,
+        -1.0,
+        -3.0,
+        171.5,
+        172.0,
+        -180.5,
+        1.125,
+        0.375,
+    ]
+    x = torch.cat([torch.randn(500, dtype=torch.float64) * 6, torch.tensor(ends)]).to(dtype)
+    expected = torch.tensor([by_python(v) for v in x.tolist()], dtype=torch.float64).T.to(dtype)
+    out = torch.full_like(expected, 7.0)
+    of_math(x, out)
+    tolerance = 1e-13 if dtype is torch.float64 else 1e-6
+    torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+    assert torch.equal(
+        out[:3].signbit(), expected[:3].signbit() | out[:3].isnan() & out[:3].signbit()
+    )
+
+
+def test_their_derivatives():
+    x = torch.tensor([0.3, 2.5, 11.2, -1.3, 33.1, -7.7], dtype=torch.float64, requires_grad=True)
+
+    def gamma(x):
+        out = torch.empty(6, x.shape[0], dtype=x.dtype)
+        of_math(x, out)
+        return out[0]
+
+    (found,) = torch.autograd.grad(gamma(x).sum(), x)
+    torch.testing.assert_close(found, (gamma(x) * torch.digamma(x)).detach())
+
+    @weft.kernel
+    def lengths(x):
+        out = torch.empty_like(x)
+        for i in x:
+            rest, whole = math.modf(x[i])
+            out[i] = math.hypot(x[i], 2.0, x[i] * x[i]) + rest * whole + math.remainder(x[i], 0.7)
+        return out
+
+    assert torch.autograd.gradcheck(lengths, [x])
+    assert torch.autograd.gradgradcheck(lengths, [x])
+
+
+def test_methods_of_pythons_numbers():
+    @weft.kernel
+    def methods(out):
+        for i in range(out.shape[1]):
+            k = i - 4
+            out[0, i] = k.bit_length()
+            out[1, i] = k.bit_count()
+            out[2, i] = (k / 2).is_integer()
+
+    out = torch.empty(3, 9, dtype=torch.int64)
+    methods(out)
+    expected = torch.empty_like(out)
+    methods.function(expected)
+    assert torch.equal(out, expected)
+
+
+@weft.kernel
 def closeness(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor):
     for i in range(a.shape[0]):
         out[0, i] = torch.isclose(a[i], b[i])

@@ -77,10 +77,17 @@ def _pair(loop: ast.For, scope: Scope) -> _Pair | None:
     match test:
         case ast.If(
             test=ast.Compare(left=left, ops=[ast.Gt() | ast.Lt()], comparators=[right]) as compare,
-            body=[ast.Assign() as one, ast.Assign() as other],
+            body=body,
             orelse=[],
         ):
             pass
+        case _:
+            return None
+    match body:
+        case [ast.Assign() as one, ast.Assign() as other]:
+            pass
+        case [ast.Assign(targets=[ast.Tuple(elts=[a, b])], value=ast.Tuple(elts=[c, d]))]:
+            one, other = ast.Assign([a], c), ast.Assign([b], d)  # neither value reads a, nor b
         case _:
             return None
     for first, second in ((one, other), (other, one)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 
 from weft.errors import KernelTypeError, Span
 from weft.frontend import aggregates
@@ -152,6 +153,24 @@ def _frexp(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     if whole is not ir.i32:
         found = b.op("arith.trunci", found, type=ir.i32)
     return Tup([Scalar(part, given.dtype), Scalar(found, "i32")])
+
+
+def method(cx: Lowering, x: Scalar, name: str, span: Span) -> Operand | None:
+    """Methods that Python's numbers have; None where ``x`` is an element, or has no such one."""
+    s = cx.scalars
+    match x.dtype, name:
+        case "int", "bit_length":
+            return s.binary("-", Static(64), _clz(cx, s.magnitude(x, span), span), span)
+        case "int", "bit_count":
+            size = s.cast(s.magnitude(x, span), "int", span)
+            return Scalar(cx.builder.op("math.ctpop", size.value), "int")
+        case "int" | "float", "is_integer":
+            whole = s.compare("==", s.function("floor", [x], span), x, span)
+            finite = s.compare("<", s.magnitude(x, span), Static(math.inf), span)
+            both = s.binary("&", whole, finite, span)
+            return Static(True) if x.dtype == "int" else both
+        case _:
+            return None
 
 
 BITS: dict[str, Handler] = {

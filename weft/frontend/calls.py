@@ -21,6 +21,7 @@ import torch
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import (
     aggregates,
+    bits,
     closures,
     collections,
     complex_calls,
@@ -46,7 +47,6 @@ from weft.frontend import (
     uncallable,
 )
 from weft.frontend.arguments import keywords, positional
-from weft.frontend.bits import BITS
 from weft.frontend.casts import (
     CASTING,
     Handler,
@@ -145,10 +145,12 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
     if records.makes_records(target):
         return records.make(cx, target, positional(cx, node), keywords(cx, node), span)
     name = names.canonical(target)
-    if name in ("sum", "min", "max", "any", "all"):
+    if name in ("sum", "min", "max", "any", "all", "next"):
         found = comprehensions.of_generator(cx, name, node)
         if found is not None:
             return found
+    if name == "hypot" and len(node.args) > 2:  # Python's
+        return _inlined(cx, node, Static(function_table.formula("length_of")), span)
     if name is None or name in INLINED:
         return _inlined(cx, node, function, span)
     if name in LAZY:
@@ -526,6 +528,8 @@ def _method(cx: Lowering, method: Method, arguments: list[Operand], span: Span) 
         if own in complexes.NAMES and not arguments and own in (*names.UNARY, *names.COMPLEX):
             return complexes.function(cx.scalars, own, [x], span)
     if isinstance(x, Scalar):
+        if (found := bits.method(cx, x, name, span)) is not None and not arguments:
+            return found
         if name in ("item", "clone") and not arguments:
             return x
         if name == "detach" and not arguments:
@@ -568,7 +572,7 @@ def _method(cx: Lowering, method: Method, arguments: list[Operand], span: Span) 
 HANDLERS: dict[str, Handler] = {
     **FUNCTIONS,
     **complex_calls.FUNCTIONS,
-    **BITS,
+    **bits.BITS,
     **draws.HANDLERS,
     **statics.HANDLERS,
     "divmod": _divmod,

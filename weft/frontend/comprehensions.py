@@ -79,9 +79,12 @@ def of_generator(cx: Lowering, name: str, node: ast.Call) -> Operand | None:
     """``sum(... for ...)`` and the like; None of another call."""
     if not node.args or not isinstance(node.args[0], _Comprehension):
         return None
-    start = [*node.args[1:], *(k.value for k in node.keywords if k.arg == "start")]
+    allowed = {"sum": "start", "min": "default", "max": "default"}.get(name, "")
+    by_place = node.args[1:] if name in ("sum", "next") else []
+    start = [*by_place, *(k.value for k in node.keywords if k.arg == allowed)]
     others = len(node.args) + len(node.keywords) - 1
-    if others > (1 if name == "sum" else 0) or len(start) != others:
+    is_tuple = name in ("min", "max") and isinstance(node.args[0].elt, ast.Tuple)
+    if others > (0 if name in ("any", "all") or is_tuple else 1) or len(start) != others:
         raise KernelSyntaxError(
             f"`{name}` of a generator takes nothing else in a device loop", cx.span(node),
             help="write the loop",
@@ -89,7 +92,8 @@ def of_generator(cx: Lowering, name: str, node: ast.Call) -> Operand | None:
     made, span = own(node.args[0]), cx.span(node)
     if name in ("min", "max") and isinstance(made.elt, ast.Tuple):
         return list_methods.extreme_of(cx, _tuples(cx, made), Static(None), name, span)
-    if name in ("sum", "min", "max") and len(made.generators) == 1 and not made.generators[0].ifs:
+    plain = name == "sum" or (name in ("min", "max") and not start)
+    if plain and len(made.generators) == 1 and not made.generators[0].ifs:
         with _tried(cx):
             row = _as_row(cx, made, span)
             if row is None or (name != "sum" and _acts(cx, row, made.elt)):  # an item twice
@@ -191,10 +195,17 @@ def _in_statements(
     mark = f"{at.lineno}:{at.col_offset}"
     found, some, item = (f"{word} {mark}" for word in ("found", "some", "item"))
     test = {"any": node.elt, "all": ast.UnaryOp(ast.Not(), node.elt)}.get(name)
+    # What ends the loops early, where it holds.
+    done = {"any": _get(found), "all": ast.UnaryOp(ast.Not(), _get(found)), "next": _get(some)}
+    over = done.get(name)
     if test is not None:
         leave: list[ast.stmt] = [_set(found, ast.Constant(name == "any")), ast.Break()]
         body: list[ast.stmt] = [ast.If(test, leave, [])]
         begin: list[ast.stmt] = [_set(found, ast.Constant(name == "all"))]
+    elif name == "next":
+        body = [_set(found, node.elt), _set(some, ast.Constant(True)), ast.Break()]
+        first = start[0] if start else ast.Constant(0)
+        begin = [_set(some, ast.Constant(False)), _set(found, first)]
     elif name == "sum":
         body = [_set(found, ast.BinOp(_get(found), ast.Add(), node.elt))]
         begin = [_set(found, start[0] if start else ast.Constant(0))]
@@ -211,13 +222,14 @@ def _in_statements(
             body = [ast.If(condition, body, [])]
         loop = ast.For(generator.target, going_over(generator.iter), body, [])
         body = [loop]
-        if test is not None:
-            over = _get(found) if name == "any" else ast.UnaryOp(ast.Not(), _get(found))
+        if over is not None:
             body.append(ast.If(over, [ast.Break()], []))
-    statements = [*begin, *(body[:1] if test is not None else body)]
-    if name in ("min", "max"):
-        none = ast.Constant(f"`{name}` of no items")
-        statements.append(ast.Assert(_get(some), none))
+    statements = [*begin, body[0]]
+    if name in ("min", "max") and start:
+        none = ast.UnaryOp(ast.Not(), _get(some))
+        statements.append(ast.If(none, [_set(found, start[0])], []))
+    elif name in ("min", "max", "next") and not start:
+        statements.append(ast.Assert(_get(some), ast.Constant(f"`{name}` of no items")))
     return _carried_out(cx, statements, (found, some, item), at)
 
 
@@ -233,12 +245,19 @@ def known_items(cx: Lowering, node: ast.expr) -> list[Operand] | None:
 
 
 def folded(
-    cx: Lowering, at: ast.Call, function: ast.expr, over: ast.expr, start: Sequence[ast.expr]
-) -> Operand:
+    cx: Lowering, at: ast.Call, function: ast.expr | ast.operator, over: ast.expr,
+    start: Sequence[ast.expr],
+) -> Operand:  # fmt: skip
     """``functools.reduce(function, over, *start)``, as the loop that it stands for."""
     mark = f"{at.lineno}:{at.col_offset}"
     found, some, item = (f"{word} {mark}" for word in ("found", "some", "item"))
-    more: ast.stmt = _set(found, ast.Call(function, [_get(found), _get(item)], []))
+    given = _get(found), _get(item)
+    made = (
+        ast.BinOp(given[0], function, given[1])
+        if isinstance(function, ast.operator)
+        else ast.Call(function, [*given], [])
+    )
+    more = _set(found, made)
     begin = [_set(found, start[0] if start else ast.Constant(0))]
     body, end = [more], list[ast.stmt]()
     if not start:

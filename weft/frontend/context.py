@@ -103,6 +103,7 @@ class Lowering:
     notes: dict[int, dict[str, str]] = field(default_factory=dict)
     sources: dict[Any, FunctionSource] = field(default_factory=dict)
     from_end: list[Any] = field(default_factory=list)  # see from_end.py
+    checks: list[Op] = field(default_factory=list)  # the assertions that debug mode adds
     naturals: set[Value] = field(default_factory=set)  # loop indices that are 0 or more
     shared_rows: str = ""  # see rows.note_shared
     row_uses: list[tuple[Any, ...]] = field(default_factory=list)  # see rows.used

@@ -323,5 +323,22 @@ def _reduce(cx: Lowering, node: ast.Call) -> Operand:
     return comprehensions.folded(cx, node, function, over, start)
 
 
+def _product(cx: Lowering, node: ast.Call) -> Operand:
+    """``math.prod(items, start=1)``."""
+    span = cx.span(node)
+    start = [k.value for k in node.keywords if k.arg == "start"]
+    if len(node.args) != 1 or len(node.keywords) != len(start):
+        raise KernelTypeError("`math.prod` takes items and a start", span,
+                              help="write math.prod(items, start=1)")  # fmt: skip
+    (over,), begin = node.args, start[0] if start else ast.Constant(1)
+    known = comprehensions.known_items(cx, over)
+    if known is None:
+        return comprehensions.folded(cx, node, ast.Mult(), over, [begin])
+    found = cx.expression(begin)
+    for item in known:
+        found = expressions.binary(cx, "*", found, item, span)
+    return found
+
+
 LAZY.update({f"itertools.{name}": _of_itertools(name) for name in (*_FUNCTIONS, *_REFUSED)})
-LAZY["reduce"] = _reduce
+LAZY |= {"reduce": _reduce, "product": _product}

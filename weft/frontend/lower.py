@@ -25,6 +25,7 @@ from weft.frontend import (
     from_end,
     generators,
     growing,
+    guarded_loads,
     iterators,
     loops,
     members,
@@ -181,6 +182,7 @@ def _run(cx: Lowering) -> Lowered:
     draws.number(function, cx.draws)
     if not cx.widened:
         rows.check_order(cx, function)
+        guarded_loads.guard(cx, function)
     guards = list({guard.place: guard for guard in cx.guards}.values())
     return Lowered(function, results, guards, _typed_source(cx))
 

@@ -196,7 +196,8 @@ def _fail(
     marks = {"unsigned": tuple(unsigned)} if unsigned else {}
     marks |= {"overflow": True} if wraps else {}
     with cx.builder.about(span):
-        cx.builder.do("weft.assert", ok, *operands, *cx.iteration, message=message, **marks)
+        check = cx.builder.do("weft.assert", ok, *operands, *cx.iteration, message=message, **marks)
+    cx.checks.append(check)
 
 
 def _word(cx: Lowering, x: Scalar, span: Span) -> Value:

@@ -21,9 +21,9 @@ DEPTH = 60
 class Least:
     """Answers for one function."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, points: Points | None = None) -> None:
         self._written = functools.cache(lambda: _stores(function.body))
-        self._points = Points(function)
+        self._points = points or Points(function)
         self._assumed: dict[Value, float] = {}  # of what is being proved, of carried values, arrays
         self._known: dict[Value, float] = {}  # of carried values and arrays
         self._left = 0

@@ -9,12 +9,13 @@ from typing import Any
 
 from weft.lang import math
 from weft.lang.elements import needs
-from weft.lang.loops import static
+from weft.lang.loops import static, stop_grad
 
 _ROOT_HALF = 0.7071067811865476
 _LOG_2 = 0.6931471805599453
 _PI = 3.141592653589793
 _HALF_LOG_2PI = 0.9189385332046728
+_ROOT_2PI = 2.5066282746310002
 # Of Stirling's series for the logarithm of the gamma function, and for its derivative: Bernoulli's
 # numbers over 2 k (2 k - 1), and over 2 k (Abramowitz and Stegun 6.1.41, 6.3.18).
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
@@ -236,6 +237,32 @@ def digamma(x: Any) -> Any:
     zero = wide == 0.0
     at_zero = -1.0 / math.select(zero, wide, 1.0)  # as it is near 0
     return math.narrowed(math.select(pole, math.select(zero, at_zero, math.nan), found), x)
+
+
+def gamma(x: Any) -> Any:
+    """The gamma function; NaN at negative integers, infinite at 0."""
+    wide = math.widened(x)
+    below, finite = wide < 0.5, abs(wide) < math.inf
+    z = math.select(finite, math.select(below, 1.0 - wide, wide), 1.0)
+    shifted = z < _SHIFT
+    product = 1.0 + _zeros(z)
+    for k in static(range(_SHIFT)):
+        product = product * math.select(shifted, z + k, 1.0)
+    y = math.select(shifted, z + _SHIFT, math.min(z, 200.0))  # of which it is infinite
+    series = _zeros(y)
+    for term in static(_STIRLING[::-1]):
+        series = series / (y * y) + term
+    factor = _ROOT_2PI * math.exp(series / y)
+    half = math.pow(y, 0.5 * y - 0.25)  # twice: the whole would be infinite before the result is
+    near = math.round(wide)
+    odd = 0.5 * near != math.floor(0.5 * near)
+    sine = _sin_pi(math.select(below & finite & (wide != near), wide, 0.5))
+    sine = math.select(odd, -sine, sine)
+    reflected = _PI / sine * math.exp(y) / half / half / factor * product
+    found = math.select(below, reflected, half * math.exp(-y) * half * factor / product)
+    pole = below & (wide == near)
+    found = math.select(pole, math.select(wide == 0.0, 1.0 / wide, math.nan), found)
+    return math.narrowed(math.select(finite, found, math.select(wide > 0.0, wide, math.nan)), x)
 
 
 def erfinv(x: Any) -> Any:
@@ -460,31 +487,7 @@ def spherical_bessel_j0(x: Any) -> Any:
     return math.select(near, series, ends * math.sin(large) / large)
 
 
-# --- whole numbers and comparisons ----------------------------------------------------------------
-def _gcd(x: Any, y: Any) -> Any:
-    a, b = abs(x) | 0, abs(y) | 0  # which no float has
-    while b != 0:
-        a, b = b, a % b
-    return a
-
-
-def gcd(x: Any, *others: Any) -> Any:
-    """The greatest common divisor of integers; never negative."""
-    found = abs(x) | 0
-    for y in static(others):
-        found = _gcd(found, y)
-    return found
-
-
-def lcm(x: Any, *others: Any) -> Any:
-    """The least common multiple of integers; 0 where one of them is."""
-    found = abs(x) | 0
-    for y in static(others):
-        divisor = _gcd(found, y)
-        found = abs(found // math.select(divisor == 0, 1, divisor) * y)
-    return found
-
-
+# --- comparisons and parts ------------------------------------------------------------------------
 def isclose(x: Any, y: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: Any = False) -> Any:
     """``|x - y| <= atol + rtol |y|``, or both the same infinity; of NaN only with ``equal_nan``."""
     close = (x == y) | (
@@ -524,3 +527,44 @@ def clip(a: Any, a_min: Any, a_max: Any) -> Any:
 def lerp(start: Any, end: Any, weight: Any) -> Any:
     """``start + weight (end - start)``."""
     return start + weight * (end - start)
+
+
+def modf(x: Any) -> Any:
+    """What is behind the point, and the whole number before it; both have the sign of ``x``."""
+    given = 1.0 * x
+    whole = math.trunc(given)
+    rest = math.select(abs(given) == math.inf, 0.0, given - whole)
+    return math.copysign(rest, given), whole
+
+
+def ieee_remainder(x: Any, y: Any) -> Any:
+    """``x - n * y`` of the whole number ``n`` that is nearest to ``x / y``, the even one of two."""
+    size, by = abs(1.0 * x), abs(1.0 * y)
+    rest = math.fmod(size, by)
+    other = by - rest
+    halves = rest - 2.0 * math.fmod(0.5 * (size - rest), by)
+    found = math.select(rest < other, rest, math.select(rest > other, -other, halves))
+    return math.copysign(1.0, 1.0 * x) * found
+
+
+def length_of(*coordinates: Any) -> Any:
+    """The root of the sum of squares, which do not overflow."""
+    size = 0.0
+    for part in static(coordinates):
+        size = math.max(size, abs(1.0 * part))
+    size = stop_grad(math.select((size > 0.0) & (size < math.inf), size, 1.0))
+    total = 0.0
+    for part in static(coordinates):
+        total = total + (part / size) * (part / size)
+    return size * math.sqrt(total)
+
+
+def dist(p: Any, q: Any) -> Any:
+    """The distance of two points."""
+    needs(len(p) == len(q), "`dist` needs two points of as many coordinates")
+    return length_of(*[p[k] - q[k] for k in range(len(p))])
+
+
+def sign_or_nan(x: Any) -> Any:
+    """-1, 0 or 1; NaN of NaN."""
+    return math.select(x == x, math.sign(x), x)

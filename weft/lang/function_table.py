@@ -39,11 +39,19 @@ FORMULAS: dict[str, str] = {
         "hermite_polynomial_h",
         "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p",
     )},
-    "gcd": "torch.gcd math.gcd numpy.gcd", "lcm": "torch.lcm math.lcm numpy.lcm",
+    "gamma": "math.gamma", "ieee_remainder": "math.remainder", "modf": "math.modf numpy.modf",
+    "dist": "math.dist", "sign_or_nan": "numpy.sign",
     "isclose": "torch.isclose numpy.isclose", "math_isclose": "math.isclose",
-    "heaviside": "torch.heaviside", "signbit": "torch.signbit numpy.signbit",
+    "heaviside": "torch.heaviside numpy.heaviside", "signbit": "torch.signbit numpy.signbit",
     "frac": "torch.frac", "clip": "numpy.clip", "lerp": "torch.lerp",
 }  # fmt: skip
+# The function of whole_numbers.py: what it is elsewhere.
+OF_INTEGERS: dict[str, str] = {
+    "gcd": "torch.gcd math.gcd numpy.gcd",
+    "lcm": "torch.lcm math.lcm numpy.lcm",
+    **{name: f"math.{name}" for name in ("isqrt", "factorial", "perm", "comb")},
+}
+FORMULAS |= OF_INTEGERS
 # The function of heaps.py: what it is elsewhere.
 OF_LISTS: dict[str, str] = {
     **{name: f"heapq.{name}"
@@ -68,9 +76,9 @@ def _elsewhere() -> dict[int, tuple[Any, str]]:
 
 
 def formula(name: str) -> Any:
-    """The function of ``formulas.py`` or ``heaps.py``."""
-    module = "weft.lang.heaps" if name in OF_LISTS else "weft.lang.formulas"
-    return getattr(importlib.import_module(module), name)
+    """The function of ``formulas.py``, ``whole_numbers.py`` or ``heaps.py``."""
+    module = "heaps" if name in OF_LISTS else "whole_numbers" if name in OF_INTEGERS else "formulas"
+    return getattr(importlib.import_module(f"weft.lang.{module}"), name)
 
 
 def stands_for(target: Any) -> Any:

@@ -128,7 +128,7 @@ for _module, _except in _OTHERWISE.items():
 for _module, _words in (
     (builtins, (
         *CASTS, "range", "len", "print", "sum", "any", "all", "tuple", "list", "enumerate", "zip",
-        "reversed", "isinstance", "map", "filter", "abs", "min", "max", "pow", "divmod",
+        "reversed", "isinstance", "next", "map", "filter", "abs", "min", "max", "pow", "divmod",
     )),
     (operator, ("abs", "pow", "mod", "add", "sub", "mul", "truediv", "floordiv", "neg", "invert",
                 "xor", "lt", "le", "gt", "ge", "eq", "ne")),
@@ -156,7 +156,7 @@ BUILTINS.update({
     torch.nn.functional.log_softmax: "torch.log_softmax", torch.linalg.norm: "torch.vector_norm",
     **{getattr(torch, word): "array" for word in ("zeros", "ones", "empty", "full")},
     builtins.complex: "complex", builtins.sorted: "sorted",
-    functools.reduce: "reduce",
+    functools.reduce: "reduce", python_math.prod: "product",
     **{f: f"itertools.{word}" for word in ITERTOOLS if (f := getattr(itertools, word, None))},
     collections.deque: "list", builtins.dict: "dict", builtins.set: "set",
     builtins.frozenset: "set",

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import itertools
 import linecache
+import operator
 import sys
 import types
+from collections.abc import Sequence
 from typing import Any
 
-from weft.runtime.conflict import subscript
+from weft.errors import KernelIndexError
+from weft.runtime.conflict import subject, subscript
 from weft.source import Span
 from weft.values import frozen
 
@@ -82,3 +85,29 @@ def literal_axes(place: Place, count: int) -> set[int]:
         and isinstance(part.op, ast.USub)
         and isinstance(part.operand, ast.Constant)
     }
+
+
+def wrong_number(extents: Sequence[int], count: int, place: Place) -> KernelIndexError:
+    """The error of ``count`` subscripts of a tensor of these ``extents``."""
+    name, rank = subject(place.span()), len(extents)
+    given = "1 subscript is given" if count == 1 else f"{count} subscripts are given"
+    return KernelIndexError(
+        f"`{name}` has {rank} dimension{'s' * (rank != 1)}, but {given}",
+        place.span(),
+        f"write {name}[{', '.join('ijklmnopq'[:rank]) or 'None'}]",
+    )
+
+
+def out_of_range(
+    extents: tuple[int, ...], parts: Sequence[Any], axis: int, k: int, place: Place
+) -> KernelIndexError:
+    """The error of the subscript ``k`` of ``axis``, one of ``parts``."""
+    name = subject(place.span())
+    shown = ", ".join(str(operator.index(part)) for part in parts)
+    help = "a negative index counts from the end only where it is written as a literal"
+    return KernelIndexError(
+        f"index ({shown}) is out of range: dimension {axis} of `{name}` has "
+        f"{extents[axis]} elements (its shape is {extents})",
+        place.span(),
+        f"{help}; else write {name}.shape[{axis}] - {-k}" if k < 0 else "",
+    )

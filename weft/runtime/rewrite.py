@@ -23,6 +23,7 @@ from weft.lang.elements import Elementwise
 from weft.lang.numbers import copied
 from weft.lang.random import DRAWS
 from weft.lang.vectors import MatrixType, VectorType
+from weft.runtime import untaken
 from weft.source import FunctionSource, recompiled, subtree
 
 LOOP = "__weft_loop__"
@@ -62,6 +63,12 @@ class _Instrument(ast.NodeTransformer):
             return node
         value = _call(CAST, node.value, node.annotation, _copied(node.value))
         return ast.copy_location(ast.Assign([node.target], value), node)
+
+    def visit_BinOp(self, node: ast.BinOp | ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        return untaken.choice(node, self.scope)
+
+    visit_Call = visit_BinOp
 
     def _inner(self, node: Any) -> Any:
         return node  # functions and classes defined inside are left alone

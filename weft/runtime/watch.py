@@ -38,6 +38,7 @@ from weft.lang.loops import Grouped, NDRange, Serial, is_func
 from weft.lang.own_float import computed
 from weft.lang.random import drawing
 from weft.lang.vectors import MatrixType, VectorType
+from weft.runtime import places
 from weft.runtime.conflict import READ, UPDATES, WRITE, may_meet, race, subject
 from weft.runtime.debugger import Debugger, is_asked_for
 from weft.runtime.draws import Draws
@@ -45,6 +46,7 @@ from weft.runtime.overlap import address_of
 from weft.runtime.places import Access, Place, here, literal_axes, outside
 from weft.runtime.rewrite import CAST, INNER, LOOP, cast, instrument
 from weft.runtime.signature import check_argument, value_spec
+from weft.runtime.untaken import Untaken
 from weft.runtime.watched_rows import inside, note, touch
 from weft.runtime.wide import reads_f64
 from weft.settings import deep
@@ -74,6 +76,7 @@ class Watch:
     reads: Counter[int] = field(default_factory=Counter)
     wrapped: dict[int, Watched] = field(default_factory=dict)
     callees: dict[types.FunctionType, Callable[..., Any]] = field(default_factory=dict)
+    untaken: Untaken = field(default_factory=Untaken)
 
     def loop(self, iterable: Any, draws: bool = False, reads: Sequence[str] = ()) -> Iterable[Any]:
         """What a loop goes over, which ``draws`` or not, and ``reads`` these names. A parallel one
@@ -132,7 +135,8 @@ class Watch:
     def hidden(self) -> dict[str, Any]:
         """What takes part in a kernel's function by a name of its own."""
         stop = {"breakpoint": self.debugger.stop} if is_asked_for() else {}
-        return {LOOP: self.loop, INNER: self.ordered, CAST: cast, **stop}
+        own = {LOOP: self.loop, INNER: self.ordered, CAST: cast}
+        return {**own, **self.untaken.hidden, **stop}
 
     def _announced(self, iterable: Iterable[Any], draw: Callable[[Any], None]) -> Iterator[Any]:
         try:
@@ -294,7 +298,7 @@ class Watched(Field):
         elif len(parts) == len(self.extents):
             self._write(parts, value, place)
         elif len(parts) > len(self.extents):
-            raise self._wrong_number(len(parts), place)
+            raise places.wrong_number(self.extents, len(parts), place)
         else:
             self._assign_row(self._checked(parts, place), value, place)
 
@@ -383,18 +387,24 @@ class Watched(Field):
         inner = self.element.shape if self.element is not None else ()
         return bool(inner) and len(parts) + len(inner) == self.dim()
 
-    def _wrong_number(self, count: int, place: Place) -> KernelIndexError:
-        name, rank = subject(place.span()), len(self.extents)
-        given = "1 subscript is given" if count == 1 else f"{count} subscripts are given"
-        return KernelIndexError(
-            f"`{name}` has {rank} dimension{'s' * (rank != 1)}, but {given}",
-            place.span(),
-            f"write {name}[{', '.join('ijklmnopq'[:rank]) or 'None'}]",
-        )
-
     def read(self, index: Any, place: Place) -> Any:
         """``self[index]``, at ``place``."""
-        return self._read(self._parts(index), place)
+        parts = self._parts(index)
+        try:
+            return self._read(parts, place)
+        except KernelIndexError:
+            if not self.watch.untaken.active or len(parts) > len(self.extents):
+                raise
+            return self._of_nothing(len(parts))
+
+    def _of_nothing(self, count: int) -> Any:
+        """What stands for an element, or a part with ``count`` subscripts less, that is not there
+        and that nobody takes."""
+        with quietly():
+            zero = self.plain.new_zeros(self.extents[count:])
+            return (
+                zero.as_subclass(Scalar) if count == len(self.extents) else zero.as_subclass(Array)
+            )
 
     def _read(self, parts: tuple[Any, ...], place: Place) -> Any:
         if not all(map(is_number, parts)):
@@ -430,15 +440,12 @@ class Watched(Field):
     def _checked(self, parts: tuple[Any, ...], place: Place) -> tuple[int, ...]:
         """``parts`` as ints in range, literals from the end resolved."""
         if len(parts) > len(self.extents):
-            raise self._wrong_number(len(parts), place)
+            raise places.wrong_number(self.extents, len(parts), place)
         try:
             position = tuple(map(operator.index, parts))
         except TypeError:
-            raise KernelTypeError(
-                f"a subscript of `{subject(place.span())}` is not an integer",
-                place.span(),
-                "write int(...) around it",
-            ) from None
+            what = f"a subscript of `{subject(place.span())}` is not an integer"
+            raise KernelTypeError(what, place.span(), "write int(...) around it") from None
         if self.clamped:
             position = tuple(max(min(k, n - 1), 0) for k, n in zip(position, self.extents))  # noqa: B905
         if any(k < 0 for k in position) and not self.offset:
@@ -449,21 +456,8 @@ class Watched(Field):
             )
         for axis, (k, n) in enumerate(zip(position, self.extents, strict=False)):
             if not 0 <= k < n:
-                raise self._out_of_range(parts, axis, k, place)
+                raise places.out_of_range(self.extents, parts, axis, k, place)
         return position
-
-    def _out_of_range(
-        self, parts: tuple[Any, ...], axis: int, k: int, place: Place
-    ) -> KernelIndexError:
-        name = subject(place.span())
-        shown = ", ".join(str(operator.index(part)) for part in parts)
-        help = "a negative index counts from the end only where it is written as a literal"
-        return KernelIndexError(
-            f"index ({shown}) is out of range: dimension {axis} of `{name}` has "
-            f"{self.extents[axis]} elements (its shape is {self.extents})",
-            place.span(),
-            f"{help}; else write {name}.shape[{axis}] - {-k}" if k < 0 else "",
-        )
 
 
 def is_part(value: Any) -> bool:

@@ -1,0 +1,281 @@
+"""Elements that a choice of two values, both of which Python evaluates, takes on one side only:
+``weft.select(i > 0, x[i - 1], 0.0)``, ``torch.where``, ``(i > 0) & (x[i - 1] > 0)``.
+
+Where the other side is taken, `x[i - 1]` may be no element: memory in front of the tensor. What is
+not known to be one is loaded where it is taken, with all that is computed of it alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterator
+
+from weft.frontend.context import Lowering
+from weft.index.access import Extraction
+from weft.index.bounds import always_in_range
+from weft.index.facts import Points
+from weft.index.least import Least
+from weft.ir.builder import Builder
+from weft.ir.core import Block, Function, Op, Value, below, inputs, walk
+from weft.ir.ops import OPS
+from weft.ir.types import ScalarType, i1
+from weft.ir.views import Select, accessed_by, memory
+from weft.values import frozen
+
+MOST = 300  # values looked at for what a condition and a subscript have in common
+
+
+@frozen
+class Arm:
+    """Operand ``place`` of ``choice``, which counts where ``condition`` is ``holds``."""
+
+    choice: Op
+    place: int
+    condition: Value
+    holds: bool
+
+    @property
+    def value(self) -> Value:
+        return self.choice.operands[self.place]
+
+
+def guard(cx: Lowering, function: Function) -> None:
+    """Puts loads that one side of a choice needs, and that may be out of range, into a branch.
+    ``function`` is changed in place. Not moved: what is stored, drawn, printed or asserted, and
+    loads in front of it."""
+    choices = [op for op in walk(function.body) if any(_arms(op))]
+    if not choices:
+        return
+    guards = _Guards(function, set(cx.checks))
+    for choice in reversed(choices):  # those around others first
+        for arm in _arms(choice):
+            guards.put(arm)
+    for check in [op for op in walk(function.body) if op.name == "weft.bounds"]:
+        guards.put_check(check)
+
+
+def _arms(op: Op) -> Iterator[Arm]:
+    if op.name == "arith.select":
+        yield Arm(op, 1, Select(op).condition, True)
+        yield Arm(op, 2, Select(op).condition, False)
+    elif op.name in ("arith.andi", "arith.ori") and op.result.type is i1:
+        yield Arm(op, 1, op.left, op.name == "arith.andi")
+        yield Arm(op, 0, op.right, op.name == "arith.andi")
+
+
+class _Guards:
+    """Of one function. ``checks``: the assertions that debug mode adds."""
+
+    def __init__(self, function: Function, checks: Collection[Op]) -> None:
+        self._function = function
+        self._points = Points(function)
+        self._around = self._points.around
+        self._least = Least(function, self._points)
+        self._checks = checks
+        self._blocks: dict[Op, Block] = {}
+        self._users: dict[Value, list[Op]] = {}
+        self._branches: dict[Op, Arm] = {}
+        self._note(function.body)
+        self._accesses = functools.cache(
+            lambda: {access.op: access for access in Extraction(function).found}
+        )
+
+    def _note(self, block: Block) -> None:
+        for op in block.ops:
+            self._blocks[op] = block
+            for value in op.operands:
+                self._users.setdefault(value, []).append(op)
+            for region in op.regions:
+                self._note(region)
+
+    def put(self, arm: Arm) -> None:
+        """Lets ``arm`` be computed where it counts, if something may be out of range elsewhere."""
+        block, value = self._blocks[arm.choice], arm.value
+        if arm.choice.operands.count(value) > 1:
+            return
+        place = block.ops.index(arm.choice)
+        made = self._made(value, block)
+        if not any(self._may_miss(load, arm.condition) for op in made for load in _loads(op)):
+            return
+        own = self._own(arm, made, block, place)
+        if not any(self._may_miss(load, arm.condition) for op in own for load in _loads(op)):
+            return
+        b = Builder(Block(), arm.choice.span)
+        branch = b.if_(arm.condition, [value.type])
+        side, other = branch.regions if arm.holds else reversed(branch.regions)
+        side.ops = [op for op in block.ops[:place] if op in own]
+        with b.at(side):
+            end = b.do("scf.yield", value)
+        with b.at(other):
+            assert isinstance(value.type, ScalarType)
+            b.do("scf.yield", b.constant(0, value.type))
+        block.ops[:place] = [*(op for op in block.ops[:place] if op not in own), branch]
+        arm.choice.operands[arm.place] = branch.result
+        self._branches[branch] = arm
+        self._users[branch.result] = [arm.choice]
+        self._users[value] = [end]
+        self._users.setdefault(arm.condition, []).append(branch)
+        self._blocks |= dict.fromkeys(side.ops, side) | dict.fromkeys(other.ops, other)
+        self._blocks[branch] = block
+        self._around |= dict.fromkeys((*side.ops, *other.ops, side, other), branch)
+        self._around[branch] = self._around[arm.choice]
+
+    def put_check(self, check: Op) -> None:
+        """Puts ``check``, of a row whose elements are taken in a loop, where these are."""
+        block = self._blocks[check]
+        loads = [op for op in self._users[check.left] if self._is_about(check, op)]
+        arms = [arm for op in loads if (arm := self._arm_around(op, block)) is not None]
+        if not arms or len(arms) < len(loads) or len({(a.condition, a.holds) for a in arms}) > 1:
+            return
+        if not self._is_known(arms[0].condition, check):
+            return
+        b = Builder(Block(), check.span)
+        branch = b.if_(arms[0].condition)
+        for side, taken in zip(branch.regions, (True, False), strict=True):
+            side.ops = [check] if taken is arms[0].holds else []
+            with b.at(side):
+                b.do("scf.yield")
+        block.ops[block.ops.index(check)] = branch
+
+    def _is_known(self, value: Value, at: Op) -> bool:
+        """Whether ``value`` has been computed when ``at`` is carried out."""
+        inside: Op | None = at
+        while inside is not None:
+            block = self._blocks[inside]
+            if value in block.args or value.op in block.ops[: block.ops.index(inside)]:
+                return True
+            inside = self._around[inside]
+        return False
+
+    def _arm_around(self, op: Op, block: Block) -> Arm | None:
+        """The arm that ``op``, somewhere below ``block``, was put into."""
+        inside: Op | None = op
+        while inside is not None and self._blocks[inside] is not block:
+            inside = self._around[inside]
+            if inside in self._branches:
+                return self._branches[inside]
+        return None
+
+    # --- what an arm is computed of ---------------------------------------------------------------
+    def _made(self, value: Value, block: Block) -> set[Op]:
+        """The operations of ``block`` that ``value`` is computed of."""
+        found, waiting = set[Op](), [value]
+        while waiting:
+            op = waiting.pop().op
+            if op is not None and op not in found and self._blocks[op] is block:
+                found.add(op)
+                waiting += inputs(op)
+        return found
+
+    def _own(self, arm: Arm, made: set[Op], block: Block, place: int) -> set[Op]:
+        """Those of ``made``, and checks of them, that nothing but ``arm`` asks for."""
+        own, checks, changed = set[Op](), list[Op](), False
+        for op in reversed(block.ops[:place]):
+            if op in made:
+                if _moves(op) and not (changed and any(_loads(op))):
+                    own.add(op)
+            elif op.name == "weft.bounds" or op in self._checks:
+                checks.append(op)
+            changed = changed or _changes(op)
+        for check in checks:
+            if check.name == "weft.bounds":
+                own.add(check)
+            elif any(load for op in self._checked(check, block) & own for load in _loads(op)):
+                own |= {check, *filter(_moves, self._checked(check, block))}
+        size = -1
+        while len(own) != size:
+            size = len(own)
+            own = {op for op in own if self._is_asked_by(op, own, arm, block)}
+        return own
+
+    def _checked(self, check: Op, block: Block) -> set[Op]:
+        return set[Op]().union(*(self._made(v, block) for v in check.operands))
+
+    def _is_asked_by(self, op: Op, own: set[Op], arm: Arm, block: Block) -> bool:
+        """Whether only ``own`` and ``arm`` ask for what ``op`` gives; of a check, whether it is
+        about one of ``own``."""
+        if op.name == "weft.bounds":
+            access = self._subscripted(op, block)
+            return access is not None and self._directly(access, block) in own
+        if op in self._checks:
+            return any(load for o in self._checked(op, block) & own for load in _loads(o))
+        return all(
+            self._directly(user, block) in own or (user is arm.choice and value is arm.value)
+            for value in op.results
+            for user in self._users.get(value, ())
+        )
+
+    def _subscripted(self, check: Op, block: Block) -> Op | None:
+        """The access whose subscript ``check`` is about: the next one with it."""
+        for op in block.ops[block.ops.index(check) + 1 :]:
+            for inner in below(op):
+                if self._is_about(check, inner):
+                    return inner
+        return None
+
+    def _is_about(self, check: Op, op: Op) -> bool:
+        """Whether ``op`` accesses what ``check`` names with the subscript that it checks."""
+        memref = accessed_by(op)
+        return (
+            memref is not None and check.left in memory(op)[1]
+            and check.attrs["tensor"].startswith(memref.name)
+        )  # fmt: skip
+
+    def _directly(self, op: Op, block: Block) -> Op | None:
+        """The operation of ``block`` that ``op`` is, or is in."""
+        inside: Op | None = op
+        while inside is not None and self._blocks[inside] is not block:
+            inside = self._around[inside]
+        return inside
+
+    # --- what may be out of range -----------------------------------------------------------------
+    def _may_miss(self, load: Op, condition: Value) -> bool:
+        """Whether ``load`` is not known to be in range: it may be in front of the tensor, or
+        ``condition`` is about its subscript."""
+        memref, at, _ = memory(load)
+        if memref not in self._function.args:
+            return False
+        inside = always_in_range(self._accesses()[load], lambda _: None, isl=False)
+        return any(
+            not known and (
+                (self._least.at(subscript, load) < 0 and not self._from_end(subscript))
+                or bool(_integers(condition) & _integers(subscript))
+            )
+            for subscript, known in zip(at, inside, strict=True)
+        )  # fmt: skip
+
+    def _from_end(self, subscript: Value) -> bool:
+        """Whether it is a literal, counted from the end."""
+        base, offset = self._points.split(subscript)
+        return base.op is not None and base.op.name == "memref.dim" and offset < 0
+
+
+def _loads(op: Op) -> Iterator[Op]:
+    return (inner for inner in below(op) if inner.name == "memref.load")
+
+
+def _changes(op: Op) -> bool:
+    return any(o.name not in _STAYS and not OPS[o.name].pure for o in below(op))
+
+
+def _moves(op: Op) -> bool:
+    return all(o.name in _COMPUTES or OPS[o.name].pure for o in below(op))
+
+
+_COMPUTES = {"memref.load", "scf.if", "scf.for", "scf.while", "scf.yield", "scf.condition"}
+_STAYS = _COMPUTES | {"weft.assert", "weft.bounds"}
+
+
+def _integers(value: Value) -> set[Value]:
+    """What ``value`` is computed of, as far as that is no constant, size or float."""
+    found, seen, waiting = set[Value](), set[Value](), [value]
+    while waiting and len(seen) < MOST:
+        one = waiting.pop()
+        if one in seen or not isinstance(one.type, ScalarType) or one.type.is_float:
+            continue
+        seen.add(one)
+        if one.op is None or not OPS[one.op.name].pure:
+            found.add(one)
+        else:
+            waiting += one.op.operands
+    return found

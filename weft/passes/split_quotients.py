@@ -204,7 +204,7 @@ class _Splitter(Rewriter):
                     if op in rests:
                         self.stand_for(op.results, [self.op("arith.subi", at, rests[op])])
                     elif not divided.isdisjoint(op.results):
-                        self.replacement |= {v: known[v] for v in op.results if v in known}
+                        self.replacement.update({v: known[v] for v in op.results if v in known})
                     else:
                         self.rewrite(op)
                 return

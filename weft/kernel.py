@@ -24,7 +24,7 @@ from weft.frontend.split import HostPart, split
 from weft.lang import field, numbers
 from weft.options import Options, asked, default_options
 from weft.pytorch import overrides
-from weft.pytorch.annotations import check_once, is_checked, shared
+from weft.pytorch.annotations import asks_for_form, check_once, is_checked, shared
 from weft.pytorch.namespace import namespace_of
 from weft.runtime.entry import PLAIN, autocast_is_on, dispatched, make_entry
 from weft.runtime.launch import Implementations, Launcher, Tuning
@@ -527,12 +527,14 @@ class Kernel(Definition):
 def _enter(kernel: Kernel) -> None:
     """Has calls that nothing is special to go to the host part, or to what stands in for it."""
     others, options = kernel.implementations, kernel.options
-    if kernel._convert or kernel._checked or options.interpret or options.autocast:
+    if kernel._convert or options.interpret or options.autocast:
         return
     host, policy = kernel.parts.host if others is None else others.planned, kernel._policy
+    checked = {p.name: asks_for_form(p) for p in kernel._checked}
     kernel._entry = entry = make_entry(
-        kernel.signature, host, kernel._launchers, kernel._special, kernel._plain, bool(policy)
-    )
+        kernel.signature, host, kernel._launchers, kernel._special, kernel._plain, bool(policy),
+        checked, kernel._seen,
+    )  # fmt: skip
     if len(kernel._regions) == 1 and others is None:
         from weft.pytorch.recipe import direct  # what the compiler needs as well
 

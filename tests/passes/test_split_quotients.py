@@ -163,6 +163,28 @@ def test_splits_into_runs() -> None:
     assert parallel.attrs["dims"] == 2  # rows, and blocks of columns
 
 
+def test_a_run_begins_where_the_one_before_ends() -> None:
+    """Without a quotient that nobody asks for, and with one that is counted."""
+    for text, counted in ((CHANNELS, 0), (TILES, 1)):
+        function = after(text)
+        run = loops(function)[0]
+        assert len(run.results) == counted
+        inside = [op.name for op in walk(run.regions[0])]
+        assert not {"arith.floordivsi", "arith.muli"} & {*inside}
+        divisions = [op for op in walk(function.body) if "positive" in op.attrs]
+        assert [op.name for op in divisions] == ["arith.floordivsi"]
+
+
+def test_of_a_constant_divisor_nothing_is_asked() -> None:
+    text = TILES.replace("%c1 = ", "%c20 = arith.constant 20 : index\n  %c1 = ")
+    text = text.replace("%moved, %d", "%moved, %c20").replace("%q, %d", "%q, %c20")
+    function = after(text)
+    assert independent(function) == [False, True]
+    assert not any(op.name == "scf.if" for op in walk(function.body))
+    for m, s in ((0, 0), (40, 7), (127, 1000), (127, -50)):
+        np.testing.assert_array_equal(run(function, 20, m, s), run(parse_function(text), 20, m, s))
+
+
 def test_indices_inside_of_a_run_are_loops() -> None:
     assert independent(after(CHANNELS)) == [False, False, True, False, True]
 
@@ -249,6 +271,19 @@ def test_compiled() -> None:
         y, x = torch.arange(61)[:, None], torch.arange(127)
         expected = tile[y % h, (x - y // h * offset) % w]
         assert torch.equal(wall(tile, 61, 127, offset), expected)
+
+
+def test_compiled_without_elements() -> None:
+    """Nobody divides by a size that is 0."""
+
+    @weft.kernel
+    def wall(tile, image, offset: int):
+        h, w = tile.shape
+        for y, x in image:
+            image[y, x] = tile[y % h, (x - y // h * offset) % w]
+
+    for tile, image in (((0, 0), (0, 0)), ((3, 0), (5, 0)), ((0, 4), (0, 7))):
+        wall(torch.empty(tile), torch.empty(image), 1)
 
 
 def test_compiled_with_channels() -> None:

@@ -188,6 +188,33 @@ def test_wrong_arguments_after_right_ones():
     assert kernel(1.0, x, x).tolist() == [3.0] * 3
 
 
+def test_annotated_tensors_take_the_way_of_others_and_are_checked(monkeypatch):
+    @weft.kernel
+    def scale(x: weft.types.ndarray(weft.f32, ndim=1), w: weft.types.ndarray() = None):
+        for i in range(x.shape[0]):
+            x[i] *= 2.0 if w is None else w[i]
+
+    x, w = torch.ones(3), torch.full((3,), 3.0)
+    for _ in range(3):
+        scale(x, w)
+    bind, bound = type(scale).bind, list[str]()
+
+    def counted(kernel, args, kwargs):
+        bound.append(kernel.__name__)
+        return bind(kernel, args, kwargs)
+
+    monkeypatch.setattr(type(scale), "bind", counted)
+    for _ in range(3):
+        scale(x, w)
+    assert not bound
+    for wrong, of in (((x.double(), w), "f32"), ((x[None], w), "1 dimension"), ((x, 3), "`w`")):
+        with pytest.raises(KernelTypeError, match=of):
+            scale(*wrong)
+    scale(x, w=None)
+    scale(torch.ones(4), torch.ones(4))
+    assert x.tolist() == [1458.0] * 3
+
+
 def test_every_kind_of_parameter():
     @weft.kernel
     def scaled(x, /, factor=3.0, *, offset: int = 0, power=(1, 2)):

@@ -136,6 +136,36 @@ func.func @f(%x: ROW, %at: ROW, %bins: memref<?x?xi64>) attributes {noalias = tr
 """.replace("ROW", "memref<?xi64>")
 
 
+# What all iterations do is known before the loop.
+CHOICE = """
+func.func @f(%x: memref<?x?xi64>, %m: index, %yes: i1) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %one = arith.constant 1 : i64
+  %n = "weft.dim"(%x) {axis = 0} : (memref<?x?xi64>) -> index
+  scf.parallel (%i) = (%c0) to (%n) step (%c1) {
+    %r = arith.addi %i, %c0 : index
+    scf.if %yes {
+      scf.for %j = %c0 to %m step %c1 {
+        %a = arith.index_cast %r : index to i64
+        memref.store %a, %x[%i, %j] : memref<?x?xi64>
+        scf.yield
+      }
+      scf.yield
+    } else {
+      scf.for %k = %c0 to %r step %c1 {
+        memref.store %one, %x[%i, %c0] : memref<?x?xi64>
+        scf.yield
+      }
+      scf.yield
+    }
+    scf.reduce
+  }
+  func.return
+}
+"""
+
+
 def in_chunks(text: str, schedule: str = "") -> Function:
     made = apply_cpu(parse_function(text), parse(schedule), CpuMachine(64))
     verify(made)
@@ -188,6 +218,36 @@ def test_nests_mean_the_same_whatever_their_rows_are(sizes: tuple[int, int, int]
         found.append((x, s))
     for a, b in zip(*found, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("yes", [True, False])
+def test_a_chunk_chooses_once_between_loops(yes: bool) -> None:
+    made, found = in_chunks(CHOICE), []
+    (chosen,) = [op for op in walk(made.body) if op.name == "scf.if"]
+    for side in chosen.regions:
+        assert [op.name for op in walk(side)].count("scf.for") == 2
+    for function in (parse_function(CHOICE), made):
+        x = np.full((127, 5), -1)
+        run(function, [x, 5, yes], races=True, order="random")
+        found.append(x)
+    np.testing.assert_array_equal(*found)
+    assert found[0].max() == (126 if yes else 1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("scf.if %yes {", "%c = arith.cmpi eq, %i, %c1 : index\n    scf.if %c {"),  # for each
+        ("%r = arith.addi %i, %c0 : index", "%r = arith.addi %i, %c0 : index\n"
+         "    memref.store %one, %x[%i, %c0] : memref<?x?xi64>"),  # there is more to do
+    ],
+)  # fmt: skip
+def test_other_branches_are_where_they_were(old: str, new: str) -> None:
+    text = CHOICE.replace(old, new)
+    assert text != CHOICE
+    (parallel,) = [op for op in walk(in_chunks(text).body) if op.name == "scf.parallel"]
+    assert "scf.if" not in [op.name for op in parallel.body.ops]
 
 
 @pytest.mark.usefixtures("small")

@@ -92,7 +92,7 @@ def _divisor(e: Emitter, op: Op, b: str) -> tuple[str, str | None]:
     """A divisor that is not zero, and the condition under which it was (None: never). It is frozen:
     LLVM takes ``c << n`` for a number other than zero, whatever n is, and divides in all lanes."""
     constant = e.constants.get(op.right)
-    if constant or "nonzero" in op.attrs:
+    if constant or "nonzero" in op.attrs or "positive" in op.attrs:
         return b, None
     t = op.result.scalar
     if e.target.traps:
@@ -122,6 +122,11 @@ def _floordivsi(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     b, zero = _divisor(e, op, b)
     if op.left in e.bits and op.right in e.bits:
         return [_or_zero(e, t, zero, e.inst(f"udiv {ty} {a}, {b}"))]
+    if "positive" in op.attrs:  # the divisor
+        q = e.inst(f"sdiv {ty} {a}, {b}")
+        r = e.inst(f"sub {ty} {a}, {e.inst(f'mul {ty} {q}, {b}')}")
+        down = e.inst(f"ashr {ty} {r}, {t.bits - 1}")
+        return [e.inst(f"add {ty} {q}, {down}")]
     minus_one = None
     if constant is None:  # the smallest integer // -1 traps: divide by 1 and negate (it wraps)
         minus_one = e.inst(f"icmp eq {ty} {b}, {e.literal(-1, t)}")

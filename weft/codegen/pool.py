@@ -195,6 +195,7 @@ entry:
   %number32 = call i32 @omp_get_thread_num()
   %number = sext i32 %number32 to i64
   %own = urem i64 %number, %threads  ; alone, it may be any thread's number
+  %several = icmp sgt i64 %threads, 1
   %now = call i64 @llvm.COUNTER()
   store i64 %now, ptr %asked, align 8
   br label %share
@@ -215,7 +216,17 @@ take:
   %fine = icmp eq i64 %either, 0
   br i1 %fine, label %number_of, label %out
 number_of:
-  %taken = atomicrmw add ptr %counter, i64 1 monotonic, align 8
+  br i1 %several, label %shared, label %alone
+shared:
+  %free = atomicrmw add ptr %counter, i64 1 monotonic, align 8
+  br label %numbered
+alone:  ; an atomic operation would wait for all that the chunk before has stored
+  %counted = load i64, ptr %counter, align 8
+  %after = add i64 %counted, 1
+  store i64 %after, ptr %counter, align 8
+  br label %numbered
+numbered:
+  %taken = phi i64 [ %free, %shared ], [ %counted, %alone ]
   %mine = icmp slt i64 %taken, %end
   br i1 %mine, label %run, label %out
 run:
@@ -228,9 +239,8 @@ out:
   br i1 %more, label %share, label %leave
 leave:
 {_load("waits", WAITS)}
-  %together = icmp sgt i64 %threads, 1
   %wanted = icmp ne i64 %waits, 0
-  %meets = and i1 %together, %wanted
+  %meets = and i1 %several, %wanted
   br i1 %meets, label %meet, label %ready
 meet:
   %done = getelementptr i64, ptr %shares, i64 {_READY}

@@ -20,17 +20,17 @@ DEEPEST = 3  # divisions that a loop is split for
 
 
 def split_quotients(function: Function) -> Function:
-    """``q = (j + s) // d`` with a parallel index j becomes a loop over the values of q, inside it
-    one over the run of j that gives q. Subscripts such as ``(j + s) - q * d`` are then contiguous
-    in the inner loop: gathers become plain loads. The parallel index j becomes one that counts
-    blocks of j, so that threads still share the work; the indices inside of j become loops inside
-    of the run.
+    """``q = (j + s) // d`` with a parallel index j becomes a loop over the runs of j that give one
+    q, inside it one over the run. Subscripts such as ``(j + s) - q * d`` are then what j is above
+    where its run begins: gathers become plain loads, and only the first run asks for a division.
+    The parallel index j becomes one that counts blocks of j, so that threads still share the work;
+    the indices inside of j become loops inside of the run.
 
     Several such divisions (``i // (h * w)``, then ``i // w``) make loops in each other. The split
-    is chosen at run time where every d is at least ``SHORTEST``, otherwise a block's loop is left
-    as it was; with quotients of floats (``widen_by_call``), where besides these are the integers'
-    own. The innermost loop is marked ``independent``: its iterations are those of a parallel
-    loop.
+    is chosen at run time where every d is at least ``SHORTEST`` (constants are), otherwise a
+    block's loop is left as it was; with quotients of floats (``widen_by_call``), where besides
+    these are the integers' own. The innermost loop is marked ``independent``: its iterations are
+    those of a parallel loop.
 
     Precondition: a verified function, after races were checked. j has step 1; s and d depend
     neither on j nor on the indices inside of it.
@@ -112,6 +112,7 @@ class _Splitter(Rewriter):
         self.divisions = split.divisions
         self.split_index = parallel.body.args[split.axis]
         self.inside = {v for op in self.body.ops for v in op.results}
+        self.products = {d: _products(d, self.body) for d in self.divisions}
 
     def _around(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
         if op is not self.loop:
@@ -140,54 +141,70 @@ class _Splitter(Rewriter):
         memo: dict[Value, Value] = {self.split_index: self.constant(0, index)}
         shortest = self.constant(SHORTEST, index)
         for division in self.divisions:
-            length = self.in_front(division.right, self.inside, memo)
-            enough = self.op("arith.cmpi", length, shortest, predicate="sge")
-            long = enough if long is None else self.op("arith.andi", long, enough)
-        assert long is not None
+            if constant_of(division.right) is None:  # else it is long, or would not be split for
+                length = self.in_front(division.right, self.inside, memo)
+                enough = self.op("arith.cmpi", length, shortest, predicate="sge")
+                long = enough if long is None else self.op("arith.andi", long, enough)
         bounds = begin, end
-        split = lambda: self._runs(bounds, inner, self.divisions, memo)  # noqa: E731
-        self.either(long, split, lambda: self._loop(self.loop.body, bounds, inner, {}))
+        split = lambda: self._runs(bounds, inner, self.divisions, memo, {})  # noqa: E731
+        if long is None:
+            split()
+        else:
+            self.either(long, split, lambda: self._loop(self.loop.body, bounds, inner, {}, {}))
 
     def _runs(
         self, bounds: tuple[Value, Value], inner: list[tuple[Value, Value, Value]],
-        divisions: list[Op], memo: dict[Value, Value],
+        divisions: list[Op], memo: dict[Value, Value], lows: dict[Op, Value],
     ) -> None:  # fmt: skip
-        """A loop over the quotients of the first division, and so on. ``memo``: what is known of
-        the body's values where the index is 0."""
+        """A loop over the runs of the first division, and so on. ``memo``: what is known of the
+        body's values where the index is 0. ``lows``: where the run of each division begins that has
+        a loop already, or would, if it were whole."""
         if not divisions:
-            self._loop(self.body, bounds, inner, memo)
+            self._loop(self.body, bounds, inner, memo, lows)
             return
         division, *others = divisions
         begin, end = bounds
         memo = dict(memo)
         start, length = (self.in_front(v, self.inside, memo) for v in division.operands)
-        one = self.constant(1, index)
-        first = self.op("arith.floordivsi", self.op("arith.addi", begin, start), length)
-        top = self.op("arith.addi", self.op("arith.subi", end, one), start)
-        last = self.op("arith.addi", self.op("arith.floordivsi", top, length), one)
-        outer = self.for_(first, last, one)
+        place = self.op("arith.addi", begin, start)
+        first = self.op("arith.floordivsi", place, length, positive=True)
+        low = self.op("arith.subi", self.op("arith.muli", first, length), start)
+        products = self.products[division]
+        wanted = any(division.result in op.operands for op in walk(self.body) if op not in products)
+        outer = self.for_(low, end, length, [first] if wanted else [])
         with self.at(outer.body):
-            quotient = For(outer).index
-            quotient.name = "run"
-            low = self.op("arith.subi", self.op("arith.muli", quotient, length), start)
+            low, *quotient = outer.body.args
+            low.name = "run"
             high = self.op("arith.addi", low, length)
             run = self.op("arith.maxsi", low, begin), self.op("arith.minsi", high, end)
-            self._runs(run, inner, others, {**memo, division.result: quotient})
-            self.do("scf.yield")
+            product = self.op("arith.addi", low, start)
+            memo |= dict.fromkeys((op.result for op in products), product)
+            memo |= dict(zip([division.result], quotient, strict=False))
+            self._runs(run, inner, others, memo, {**lows, division: low})
+            one = self.constant(1, index)
+            self.do("scf.yield", *(self.op("arith.addi", q, one) for q in quotient))
 
     def _loop(
         self, body: Block, bounds: tuple[Value, Value], inner: list[tuple[Value, Value, Value]],
-        known: dict[Value, Value],
+        known: dict[Value, Value], lows: dict[Op, Value],
     ) -> None:  # fmt: skip
-        """The body in loops over the index and those inside of it, given quotients by ``known``."""
-        quotients = {d: known[d.result] for d in self.divisions if d.result in known}
+        """The body in loops over the index and those inside of it. In the runs that begin at
+        ``lows``, quotients and their products are ``known``, and what is left over from a division
+        is what the index is above the beginning."""
         levels = [(*bounds, self.constant(1, index)), *inner]
+        divided = {division.result for division in lows}
+        divided |= {op.result for division in lows for op in self.products[division]}
+        rests = {op: low for division, low in lows.items()
+                 for op in _rests(division, self.products[division], body)}  # fmt: skip
 
         def level(depth: int) -> None:
             if depth == len(levels):
+                at = self.lookup(body.args[self.axis])
                 for op in body.ops[:-1]:
-                    if op in quotients:
-                        self.replacement[op.result] = quotients[op]
+                    if op in rests:
+                        self.stand_for(op.results, [self.op("arith.subi", at, rests[op])])
+                    elif not divided.isdisjoint(op.results):
+                        self.replacement.update({v: known[v] for v in op.results if v in known})
                     else:
                         self.rewrite(op)
                 return
@@ -198,3 +215,15 @@ class _Splitter(Rewriter):
             self.fill(loop.body, lambda: level(depth + 1))
 
         level(0)
+
+
+def _products(division: Op, body: Block) -> list[Op]:
+    """The operations of ``body`` that multiply the quotient by the divisor again."""
+    factors = {(division.result, division.right), (division.right, division.result)}
+    return [op for op in body.ops if op.name == "arith.muli" and tuple(op.operands) in factors]
+
+
+def _rests(division: Op, products: Sequence[Op], body: Block) -> list[Op]:
+    """Those that take such a product from the dividend."""
+    taken = {(division.left, op.result) for op in products}
+    return [op for op in body.ops if op.name == "arith.subi" and tuple(op.operands) in taken]

@@ -15,6 +15,7 @@ import torch
 from weft.errors import KernelTypeError, KernelValueError
 from weft.frontend.parameters import Parameter, is_jaxtyping
 from weft.lang.types import NDArrayType
+from weft.runtime.entry import form
 from weft.source import Span
 
 
@@ -23,13 +24,18 @@ def is_checked(parameter: Parameter) -> bool:
     return isinstance(parameter.annotation, NDArrayType) or is_jaxtyping(parameter.annotation)
 
 
+def asks_for_form(parameter: Parameter) -> bool:
+    """Whether it says something of the dtype, the rank or sizes."""
+    annotation = parameter.annotation
+    plain = isinstance(annotation, NDArrayType) and not annotation.element_shape
+    return not plain or annotation.dtype is not None or annotation.rank is not None
+
+
 def check_once(
     parameters: Sequence[Parameter], arguments: dict[str, Any], span: Span | None, seen: set[Any]
 ) -> None:  # fmt: skip
     """``check_annotations``, once for each set of shapes and dtypes; ``seen`` has those."""
-    values = [arguments[p.name] for p in parameters]
-    key = tuple((v.size(), len(v.shape), v.dtype) if isinstance(v, torch.Tensor) else type(v)
-                for v in values)  # fmt: skip
+    key = tuple(form(arguments[p.name]) for p in parameters)
     if key not in seen:
         check_annotations(parameters, arguments, span)
         seen.add(key)

@@ -8,7 +8,7 @@ it finds out of the ordinary it leaves to ``special``, which takes the arguments
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ _functions = torch._C._len_torch_function_stack
 _pre_dispatch: Callable[[], int] = torch._ops._len_torch_dispatch_stack_pre_dispatch
 # Types of arguments that the host part takes as they are.
 PLAIN = frozenset([torch.Tensor, torch.nn.Parameter, int, float, bool, type(None), str])
+
+TENSORS = frozenset([torch.Tensor, torch.nn.Parameter])
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _TEXT = """\
@@ -48,6 +50,12 @@ def autocast_is_on() -> bool:
     return any(map(torch.is_autocast_enabled, ("cpu", "cuda", "mps")))
 
 
+def form(value: Any) -> Any:
+    """What checks of an argument ask for."""
+    tensor = isinstance(value, torch.Tensor)
+    return (value.size(), len(value.shape), value.dtype) if tensor else type(value)
+
+
 def make_entry(
     signature: inspect.Signature,
     host: Callable[..., Any],
@@ -55,10 +63,13 @@ def make_entry(
     special: Callable[..., Any],
     plain: Set[type],
     casts: bool,
+    checked: Mapping[str, bool],
+    seen: Set[Any],
 ) -> Callable[..., Any]:
     """``entry(*args, **kwargs)`` for ``host(launchers, *args, **kwargs)``, where all arguments are
     of ``plain`` types, and autocast is off if the kernel ``casts`` under it; ``special`` itself
-    where the kernel takes any number of arguments."""
+    where the kernel takes any number of arguments. Those ``checked``, by name, are tensors; if one
+    of them has more than that to fulfil, ``seen`` has what is known to (see ``form``)."""
     parameters = list(signature.parameters.values())
     if any(p.kind in _VARIADIC for p in parameters):
         return special
@@ -68,6 +79,7 @@ def make_entry(
         "_weft_functions": _functions, "_weft_forward_ad": forward_ad, "_weft_profiler": profiler,
         "_weft_plain": plain, "_weft_special": special, "_weft_host": host,
         "_weft_launchers": launchers, "_weft_autocast": _autocast,
+        "_weft_tensors": TENSORS, "_weft_seen": seen,
     }  # fmt: skip
     declared: list[str] = []
     for k, p in enumerate(parameters):
@@ -86,10 +98,15 @@ def make_entry(
     passed = "".join(
         f", {p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else f", {p.name}" for p in parameters
     )
+    tests = [f"{p.name}.__class__ not in _weft_{'tensors' if p.name in checked else 'plain'}"
+             for p in parameters]  # fmt: skip
+    if any(checked.values()):
+        forms = ", ".join(f"({x}.size(), {x}.dim(), {x}.dtype)" for x in checked)
+        tests.append(f"({forms},) not in _weft_seen")
     text = _TEXT.format(
         signature=", ".join(declared),
         autocast="or _weft_autocast()\n        " if casts else "",
-        tests="".join(f"or {p.name}.__class__ not in _weft_plain\n        " for p in parameters),
+        tests="".join(f"or {test}\n        " for test in tests),
         passed=passed.removeprefix(", "),
         positional=passed,
     )

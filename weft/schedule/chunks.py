@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 
 from weft.ir.builder import Integers, Rewriter, identity
 from weft.ir.chunks import MOST
-from weft.ir.core import Function, Op, Value, walk
+from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.ops import OPS
 from weft.ir.trips import trip_count
 from weft.ir.types import f64, index
-from weft.ir.views import Parallel, is_constant
+from weft.ir.views import If, Parallel, is_constant
 from weft.schedule.collapse import counted_as_one
 from weft.schedule.work import work
 
@@ -38,6 +39,7 @@ class Chunks(Rewriter):
         self.trips: list[Value] = []
         self.total = self.work = self.wished = self.loop.lowers[0]  # until the loop is met
         self.alone = any(op.name == "weft.print" for op in walk(parallel.body))
+        self.choice, self.chosen = _choice(parallel), parallel.body
 
     def _visited(self, op: Op, _: Rewriter) -> Sequence[Value] | None:
         return self.visited(op)
@@ -46,6 +48,8 @@ class Chunks(Rewriter):
         """What stands for ``op``, an operation that was rebuilt; None where it stays."""
 
     def _around(self, op: Op, _: Rewriter) -> Sequence[Value] | None:
+        if op is self.choice:
+            return self.inline(self.chosen, [])
         if op is not self.old:
             return None
         counts = Counts(self, index)
@@ -124,7 +128,16 @@ class Chunks(Rewriter):
         ends = list(zip(self._rows(begin), self._rows(last), strict=True))
         rows = zip(self.loop.kinds, self.old.results, strict=True)
         neutral = [self.constant(identity(kind, v.scalar), v.scalar) for kind, v in rows]
-        return self._nest(ends, None, [], neutral)
+        if self.choice is None:
+            return self._nest(ends, None, [], neutral)
+
+        def side(chosen: Block) -> None:
+            self.chosen = chosen
+            self._nest(ends, None, [], neutral)
+
+        choice = If(self.choice)
+        condition = self.lookup(choice.condition)
+        return self.either(condition, lambda: side(choice.then), lambda: side(choice.otherwise))
 
     def _plus(self, a: Value, b: Value) -> Value:
         return self.op("arith.addi", a, b, overflow="nsw")
@@ -188,6 +201,21 @@ class Chunks(Rewriter):
         if value.op is not None and kind == "addf":
             value.op.attrs["reassociate"] = True
         return value
+
+
+def _choice(parallel: Op) -> Op | None:
+    """The branch between loops that is all of what iterations of ``parallel`` do, if it is known
+    before them: a chunk asks once, and its loops hold one side each, in registers."""
+    body = parallel.body
+    branches = [op for op in body.ops if op.regions]
+    rest = [op for op in body.ops[:-1] if not op.regions]
+    if len(branches) != 1 or branches[0].name != "scf.if" or branches[0].results:
+        return None
+    known = If(branches[0]).condition
+    inside = known.owner is body or known.op in body.ops
+    loops = any(op.name == "scf.for" for op in walk(parallel.body))
+    plain = not parallel.results and all(OPS[op.name].pure for op in rest)
+    return branches[0] if loops and plain and not inside else None
 
 
 class Counts(Integers):

@@ -87,5 +87,8 @@ class _Guess:
             return first in build.replacement
         if not all(map(self.known, op.operands)):
             return False
-        build.stand_for(op.results, build.copied(op, build.lookup).results)
+        copy = build.copied(op, build.lookup)
+        for said in ("positive", "nonzero"):  # of a divisor, where the loop has asked
+            copy.attrs.pop(said, None)
+        build.stand_for(op.results, copy.results)
         return True

@@ -25,7 +25,7 @@ from weft.frontend.desugar import placed
 from weft.frontend.hints import rewritten
 from weft.frontend.names import Scope, bound_names, statement_lists
 from weft.lang import names
-from weft.source import FunctionSource, subtree
+from weft.source import FunctionSource, copied_tree, subtree
 
 ATOMIC = "weft_atomic"  # the attribute of a statement that was an atomic: its name
 _OPERATORS: dict[str, ast.operator] = {
@@ -60,7 +60,7 @@ def members(tree: ast.FunctionDef, scope: Scope) -> ast.FunctionDef:
             if isinstance(node, ast.For | ast.AugAssign):  # which leave a struct one
                 return structs
             return (structs - set(bound_names(node))) | _struct(node, scope, whole)
-        node = copy.deepcopy(node)
+        node = copied_tree(node)
         own: dict[Place, tuple[str, ast.Attribute]] = {}
         for update in subtree(node):
             if isinstance(update, ast.AugAssign) and (at := _member(update, structs)) in found:
@@ -196,7 +196,7 @@ def _setting(loop: ast.For, known: set[str]) -> ast.For:
     }
     if not wanted:
         return loop
-    loop = copy.deepcopy(loop)
+    loop = copied_tree(loop)
     for node in subtree(loop):
         for name, value in _set(node):
             if name in wanted:

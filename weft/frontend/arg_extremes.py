@@ -16,7 +16,7 @@ from weft.frontend.desugar import placed
 from weft.frontend.hints import rewritten
 from weft.frontend.names import Scope, bound_names
 from weft.lang import names
-from weft.source import subtree
+from weft.source import copied_tree, subtree
 from weft.values import frozen
 
 _NONE = (1 << 62) - 1  # more than any index
@@ -169,19 +169,19 @@ def _two_loops(loop: ast.For, pair: _Pair) -> list[ast.stmt]:
         return ast.Assign([ast.Name(name, ast.Store())], value)
 
     def without(last: ast.stmt) -> ast.stmt:
-        new = copy.deepcopy(loop)
+        new = copied_tree(loop)
         new.body[-1] = last
         return new
 
     def beyond(name: str) -> ast.Compare:
         """The test, with ``name`` in place of ``best``."""
-        new = copy.deepcopy(pair.test)
+        new = copied_tree(pair.test)
         for node in subtree(new):
             if isinstance(node, ast.Name) and node.id == pair.best:
                 node.id = name
         return new
 
-    equal = ast.Compare(copy.deepcopy(pair.value), [ast.Eq()], [load(pair.best)])
+    equal = ast.Compare(copied_tree(pair.value), [ast.Eq()], [load(pair.best)])
     smaller = ast.If(
         ast.Compare(load(pair.index), [ast.Lt()], [load(first)]),
         [assign(first, load(pair.index))], [],
@@ -193,7 +193,7 @@ def _two_loops(loop: ast.For, pair: _Pair) -> list[ast.stmt]:
     statements = [
         assign(start, load(pair.best)),
         without(
-            ast.If(copy.deepcopy(pair.test), [assign(pair.best, copy.deepcopy(pair.value))], [])
+            ast.If(copied_tree(pair.test), [assign(pair.best, copied_tree(pair.value))], [])
         ),
         assign(first, ast.Constant(_NONE)),
         without(ast.If(is_first, [smaller], [])),

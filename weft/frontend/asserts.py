@@ -7,7 +7,6 @@ Those of functions that weft itself has, written in the language, stay.
 from __future__ import annotations
 
 import ast
-import copy
 import functools
 import types
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import Any
 
 from weft.frontend.names import Scope, bound_names, root_name
 from weft.lang.loops import is_func
-from weft.source import FunctionSource, read_function, recompiled, subtree
+from weft.source import FunctionSource, copied_tree, read_function, recompiled, subtree
 
 _FUNCTION, _CALLEE = "__weft_without_asserts__", "__weft_callee__"
 
@@ -24,7 +23,7 @@ def left_out(source: FunctionSource) -> ast.FunctionDef:
     """The function of ``source`` without its asserts."""
     if str(source.function.__module__).startswith("weft."):
         return source.tree
-    return _Without().visit(copy.deepcopy(source.tree))
+    return _Without().visit(copied_tree(source.tree))
 
 
 class _Without(ast.NodeTransformer):

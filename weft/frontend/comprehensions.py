@@ -8,7 +8,6 @@ become the statements that they stand for. Names that a comprehension assigns ar
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
@@ -22,7 +21,7 @@ from weft.ir import types as ir
 from weft.ir.core import Block, Value, walk
 from weft.ir.views import written_by
 from weft.lang.growing import ROOM
-from weft.source import subtree
+from weft.source import copied_tree, subtree
 
 MOST_ITEMS = 256  # of a comprehension, which is written out
 _Comprehension = ast.GeneratorExp | ast.ListComp | ast.SetComp
@@ -68,7 +67,7 @@ def own(node: _Comprehension) -> _Comprehension:
         own = {name: f"{name} {node.lineno}:{node.col_offset}"
                for target in targets for name in bound_names(target)}  # fmt: skip
         first = node.generators[0].iter
-        found = _Renaming(own).visit(copy.deepcopy(node))
+        found = _Renaming(own).visit(copied_tree(node))
         assert found is not None
         found.generators[0].iter = first
         node.weft_own = found  # type: ignore[union-attr]

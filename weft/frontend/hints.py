@@ -21,7 +21,7 @@ from weft.frontend.names import (
     read_first,
     statement_lists,
 )
-from weft.source import FunctionSource, subtree
+from weft.source import FunctionSource, copied_tree, subtree
 
 HOST_LOOPS = ("serial", "static")
 KEPT = "weft_kept"  # the attribute of a loop in order: the names that it hands on
@@ -115,7 +115,7 @@ class _Hints:
             tree = self.source.tree
             found = of_elements(node, tree, self.scope, self.assigned, self.following)
             if found is not None:
-                ordered = self._in_order(copy.deepcopy(node), found.kept)
+                ordered = self._in_order(copied_tree(node), found.kept)
                 at = next(k for k, s in enumerate(ordered) if hasattr(s, KEPT))
                 choice = ast.If(ast.Constant(False), [node], ordered[at:])
                 setattr(choice, EITHER, found)
@@ -137,8 +137,8 @@ class _Hints:
         if isinstance(wanted, ast.Constant):
             return self._in_order(loop) if wanted.value else self._host_loop(loop)
         # Two loops that share no node: each is a region of its own.
-        ordered = self._in_order(copy.deepcopy(loop))
-        choice = ast.If(copy.deepcopy(wanted), ordered, self._host_loop(loop))
+        ordered = self._in_order(copied_tree(loop))
+        choice = ast.If(copied_tree(wanted), ordered, self._host_loop(loop))
         return [ast.copy_location(choice, hints[-1])]
 
     def _in_order(self, loop: ast.For, kept: frozenset[str] | None = None) -> list[ast.stmt]:
@@ -235,7 +235,7 @@ def noting(body: list[ast.stmt]) -> list[ast.stmt]:
     """``body`` of a loop in order, each ``return`` replaced by what a device loop does for it."""
     if not any(isinstance(n, ast.Return) for statement in body for n in own_nodes(statement)):
         return body
-    return [_Noting().visit(copy.deepcopy(statement)) for statement in body]
+    return [_Noting().visit(copied_tree(statement)) for statement in body]
 
 
 Block = Callable[[list[ast.stmt]], list[ast.stmt]]

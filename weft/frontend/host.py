@@ -9,7 +9,6 @@ are checked (``host_overflow``).
 from __future__ import annotations
 
 import ast
-import copy
 import functools
 import math
 import types
@@ -32,7 +31,7 @@ from weft.lang.dtypes import DTYPES, DType
 from weft.lang.loops import is_func
 from weft.lang.numbers import NUMBERS, cast, converted, copied, strong
 from weft.lang.vectors import MatrixType, VectorType
-from weft.source import FunctionSource, children, subtree
+from weft.source import FunctionSource, children, copied_tree, subtree
 
 CAST, COPY, DETACH = "__weft_cast__", "__weft_copy__", "__weft_detach__"
 CONVERT, PLAIN = "__weft_converting__", "__weft_without_asserts__"
@@ -206,7 +205,7 @@ class _Rewriter(ast.NodeTransformer):
         made = self.checks.binary(type(node.op), True, span) if self.checks else None
         if made is None or not _is_read_twice_alike(node.target):
             return node
-        old = copy.deepcopy(node.target)
+        old = copied_tree(node.target)
         old.ctx = ast.Load()
         new = ast.Call(self._hidden(made), [old, node.value], [])
         return _at(ast.copy_location(ast.Assign([node.target], new), node), node)

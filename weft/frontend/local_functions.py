@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import copy
 from collections import Counter
 from collections.abc import Callable, Iterator
 
 from weft.frontend.names import bound_names, statement_lists
-from weft.source import children, subtree
+from weft.source import children, copied_tree, subtree
 
 
 def into_loops(tree: ast.FunctionDef, is_region: Callable[[ast.stmt], bool]) -> None:
@@ -39,7 +38,7 @@ def into_loops(tree: ast.FunctionDef, is_region: Callable[[ast.stmt], bool]) -> 
         host |= more
     moved = [name for name in defined if name not in host and counts[name] == 1]
     for loop, names in used:
-        own = [copy.deepcopy(defined[name]) for name in moved if name in names]
+        own = [copied_tree(defined[name]) for name in moved if name in names]
         loop.body = [*own, *loop.body]
     rest = [s for s in tree.body if s not in [defined[name] for name in moved]]
     tree.body = rest or [ast.copy_location(ast.Pass(), tree.body[0])]

@@ -9,10 +9,9 @@ something else may read the name, it is assigned before the guard is asked, whic
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Iterable, Iterator
 
-from weft.source import children, subtree
+from weft.source import children, copied_tree, subtree
 
 
 def without_match(body: list[ast.stmt], read_after: Iterable[str] = ()) -> list[ast.stmt]:
@@ -30,7 +29,7 @@ def without_match(body: list[ast.stmt], read_after: Iterable[str] = ()) -> list[
     visitor = _Matching(names)
     result: list[ast.stmt] = []
     for statement in body:
-        made = visitor.visit(copy.deepcopy(statement))
+        made = visitor.visit(copied_tree(statement))
         result += made if isinstance(made, list) else [made]
     body[0].weft_without_match = key, result  # type: ignore[attr-defined]
     return result

@@ -34,7 +34,7 @@ from weft.frontend.names import (
 )
 from weft.frontend.parameters import Parameter, element_shape, is_clamped, parameters
 from weft.lang.random import DRAWS, KEY, KEY_NAME, read_key
-from weft.source import FunctionSource, Span, children, recompiled, subtree
+from weft.source import FunctionSource, Span, children, copied_tree, recompiled, subtree
 from weft.values import frozen, mutable
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def split(
     annotated with a dtype cannot be. ``debug``: integers of the host part are checked.
     Raises ``KernelSyntaxError`` and ``KernelNameError``."""
     splitter = _Splitter(source, function)
-    tree = copy.deepcopy(splitter.tree())
+    tree = copied_tree(splitter.tree())
     always = [r.args for r in splitter.regions if any(r.node is node for node in source.tree.body)]
     passed = [a.parameter.name for args in always for a in args if a.parameter is not None]
     hidden = host.rewritten(
@@ -327,7 +327,7 @@ class _Splitter:
             region.either.compiles = lambda *_: None  # subscripts mean other things
         way = f"__weft_way_{index}__"
         asked = ast.Call(ast.Name(f"__weft_either_{index}__", ast.Load()),
-                         [copy.deepcopy(a.expr) for a in region.args], [])  # fmt: skip
+                         [copied_tree(a.expr) for a in region.args], [])  # fmt: skip
         new.test = ast.UnaryOp(ast.Not(), ast.NamedExpr(ast.Name(way, ast.Store()), asked))
         for launch in new.orelse:
             if region.results and host.is_launch(getattr(launch, "value", node), LAUNCHERS):
@@ -375,7 +375,7 @@ class _Splitter:
             len(self.regions), node, list(args.values()), results, span, self.order, places
         )
         self.regions.append(region)
-        passed = [copy.deepcopy(a.expr) for a in region.args]
+        passed = [copied_tree(a.expr) for a in region.args]
         from weft.frontend.callees import mentions  # where a kernel is split
 
         if mentions(node, self.scope, DRAWS):  # the launcher draws it
@@ -394,7 +394,7 @@ class _Splitter:
         step = computed_step(node)
         if step is not None:
             check = ast.Call(
-                ast.Name(STEP, ast.Load()), [ast.Constant(region.index), copy.deepcopy(step)], []
+                ast.Name(STEP, ast.Load()), [ast.Constant(region.index), copied_tree(step)], []
             )
             statement = ast.If(check, [statement], [])
         head = ast.copy_location(ast.Pass(), node)

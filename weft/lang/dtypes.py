@@ -90,10 +90,11 @@ class Scalar(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if not all(issubclass(t, Scalar) or t is torch.Tensor for t in types):
-            return NotImplemented
-        args = tuple(map(strongly, args))
+        for kind in types:
+            if kind is not torch.Tensor and not issubclass(kind, Scalar):
+                return NotImplemented
         with quietly():
+            args = tuple([v if isinstance(v, torch.Tensor) else strongly(v) for v in args])
             if involves_unsigned(args):
                 result = _unsigned(func, args)
                 if result is not NotImplemented:
@@ -288,7 +289,10 @@ def stored(value: Any, dtype: torch.dtype) -> Any:
 
 def involves_unsigned(args: Sequence[Any]) -> bool:
     """Whether one of ``args`` is a 0-d tensor of these dtypes."""
-    return any(isinstance(a, torch.Tensor) and a.dtype in UNSIGNED and not a.dim() for a in args)
+    for value in args:
+        if isinstance(value, torch.Tensor) and value.dtype in UNSIGNED and not value.dim():
+            return True
+    return False
 
 
 def _unsigned(function: Callable[..., Any], args: Sequence[Any]) -> Any:

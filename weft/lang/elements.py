@@ -160,8 +160,14 @@ def _size(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
 
 
+# What has no tensors inside: asked first, for each operand of whatever is interpreted.
+_SINGLE = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))
+
+
 def mapped(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     """``value`` with ``function`` of its tensors, also of those inside tuples, lists and dicts."""
+    if type(value) in _SINGLE:
+        return value
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, tuple) and not isinstance(value, Elementwise | torch.Size):
@@ -172,3 +178,16 @@ def mapped(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     if type(value) is dict:
         return {key: mapped(item, function) for key, item in value.items()}
     return value
+
+
+def leaves(values: Iterable[Any]) -> list[Any]:
+    """``values``, with what is inside of tuples, lists and dicts in place of these."""
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, tuple | list):
+            found += leaves(value)
+        elif isinstance(value, dict):
+            found += leaves(value.values())
+        else:
+            found.append(value)
+    return found

@@ -52,6 +52,8 @@ def subscripts(index: Any) -> tuple[Any, ...]:
 
 def is_number(part: Any) -> bool:
     """Whether ``part`` selects one element along an axis (not a slice, mask or list)."""
+    if type(part) is int:
+        return True
     if isinstance(part, torch.Tensor):
         return part.dim() == 0
     return isinstance(part, int | float | np.generic) and not isinstance(part, bool)

@@ -5,14 +5,14 @@ torch gives an integer beside one of Python's floats float32; here it is a ``Wea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
 import torch
 
 from weft.lang.dtypes import Weak, is_strong, promoted, quietly
-from weft.lang.elements import mapped
+from weft.lang.elements import leaves, mapped
 
 # Functions that give the dtype that their name or an argument says.
 _CONVERSIONS = frozenset(("to", "float", "double", "half", "bfloat16", "type", "type_as"))
@@ -20,23 +20,29 @@ _CONVERSIONS = frozenset(("to", "float", "double", "half", "bfloat16", "type", "
 
 def computed(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``function``, one of torch's, of what an iteration has."""
-    given = [*_leaves((*args, *kwargs.values()))]
+    given = leaves((*args, *kwargs.values()))
     tensors = [v for v in given if isinstance(v, torch.Tensor)]
-    asked = any(isinstance(v, torch.dtype) for v in given)
-    if not tensors or asked or getattr(function, "__name__", "") in _CONVERSIONS:
+    if not tensors or getattr(function, "__name__", "") in _CONVERSIONS or torch.dtype in map(
+        type, given
+    ):  # fmt: skip
         return function(*args, **kwargs)
-    strong = [t.dtype for t in tensors if is_strong(t)]
+    with quietly():  # a question to a number would be one more of torch's functions
+        strong = [t.dtype for t in tensors if is_strong(t)]
+    weak = any(isinstance(t, Weak) for t in tensors)
     if strong:
-        dtype = reduce(promoted, strong)
-        args, kwargs = mapped((args, kwargs), lambda t: t.to(dtype) if isinstance(t, Weak) else t)
+        if weak:
+            dtype = reduce(promoted, strong)
+            args, kwargs = mapped(
+                (args, kwargs), lambda t: t.to(dtype) if isinstance(t, Weak) else t
+            )
         return function(*args, **kwargs)
-    floats = any(isinstance(v, float | complex | Weak) for v in given)
+    floats = weak or any(isinstance(v, float | complex) for v in given)
     if floats and getattr(function, "__name__", "") == "where":
         args, kwargs = tuple(map(_chosen, args)), {k: _chosen(v) for k, v in kwargs.items()}
     elif floats:
         args, kwargs = mapped((args, kwargs), _widened)
     result = function(*args, **kwargs)
-    if not floats and any(map(is_strong, _leaves(result))):  # of integers alone
+    if not floats and any(map(is_strong, leaves([result]))):  # of integers alone
         args, kwargs = mapped((args, kwargs), _widened)
         result = function(*args, **kwargs)
     return mapped(result, _weak)
@@ -61,11 +67,3 @@ def _weak(tensor: torch.Tensor) -> torch.Tensor:
     with quietly():
         weak = tensor.dim() == 0 and tensor.dtype is torch.float64
         return tensor.as_subclass(Weak) if weak else tensor
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, tuple | list):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value

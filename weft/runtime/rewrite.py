@@ -8,7 +8,6 @@ breakpoints, pdb and tracebacks show the user's text.
 from __future__ import annotations
 
 import ast
-import copy
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,7 +23,7 @@ from weft.lang.numbers import copied
 from weft.lang.random import DRAWS
 from weft.lang.vectors import MatrixType, VectorType
 from weft.runtime import untaken
-from weft.source import FunctionSource, recompiled, subtree
+from weft.source import FunctionSource, copied_tree, recompiled, subtree
 
 LOOP = "__weft_loop__"
 INNER = "__weft_ordered__"  # of a device loop whose iterations run in order
@@ -103,7 +102,7 @@ def instrument(
     every global and closed-over value that the function sees. The signature, defaults and name
     stay.
     """
-    tree = copy.deepcopy(source.tree)
+    tree = copied_tree(source.tree)
     tree.name, tree.decorator_list = _FUNCTION, []
     visitor = _Instrument(Scope.of(function))
     tree.body = [visitor.visit(statement) for statement in tree.body]

@@ -25,7 +25,6 @@ from dataclasses import field
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from weft.errors import KernelIndexError, KernelTypeError, KernelValueError
 from weft.frontend import parameters as declared
@@ -35,10 +34,10 @@ from weft.lang.dtypes import DType, Scalar, computing, from_torch, quietly, read
 from weft.lang.elements import Elementwise, mapped
 from weft.lang.field import Array, Field, indices, is_number, subscripts
 from weft.lang.loops import Grouped, NDRange, Serial, is_func
-from weft.lang.own_float import computed
 from weft.lang.random import drawing
 from weft.lang.vectors import MatrixType, VectorType
 from weft.runtime import places
+from weft.runtime.adopting import Adopting
 from weft.runtime.conflict import READ, UPDATES, WRITE, may_meet, race, subject
 from weft.runtime.debugger import Debugger, is_asked_for
 from weft.runtime.draws import Draws
@@ -47,7 +46,7 @@ from weft.runtime.places import Access, Place, here, literal_axes, outside
 from weft.runtime.rewrite import CAST, INNER, LOOP, cast, instrument
 from weft.runtime.signature import check_argument, value_spec
 from weft.runtime.untaken import Untaken
-from weft.runtime.watched_rows import inside, note, touch
+from weft.runtime.watched_rows import inside, touch
 from weft.runtime.wide import reads_f64
 from weft.settings import deep
 from weft.source import FunctionSource, read_function
@@ -448,6 +447,11 @@ class Watched(Field):
             raise KernelTypeError(what, place.span(), "write int(...) around it") from None
         if self.clamped:
             position = tuple(max(min(k, n - 1), 0) for k, n in zip(position, self.extents))  # noqa: B905
+        for k, n in zip(position, self.extents, strict=False):
+            if not 0 <= k < n:
+                break
+        else:
+            return position
         if any(k < 0 for k in position) and not self.offset:
             literal = literal_axes(place, len(position))
             position = tuple(
@@ -460,52 +464,11 @@ class Watched(Field):
         return position
 
 
-def is_part(value: Any) -> bool:
-    """Whether ``value`` has elements that are watched."""
-    return isinstance(value, Watched) and bool(value.extents)
-
-
-_SUBSCRIPTION = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
-
-
-class _Adopting(TorchFunctionMode):
-    """Makes every tensor that torch gives to the kernel one that is checked, or a value."""
-
-    def __init__(self, watch: Watch) -> None:
-        super().__init__()
-        self.watch = watch
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if self.watch.active and func in _SUBSCRIPTION and not isinstance(args[0], Scalar | Array):
-            # An element of a tensor that is held by an object: it is met here first.
-            watched = self.watch.wrap(args[0])
-            if func is torch.Tensor.__getitem__:
-                return watched.read(args[1], here(1))
-            return watched.assign(args[1], args[2], here(1))
-        if self.watch.active:
-            parts: list[Any] = []
-            mapped((args, kwargs), lambda t: parts.append(t) if is_part(t) else t)
-            note(func, parts, args[0] if args else None, lambda: here(3, "torch"))
-        wide = self.watch.is_wide()
-        result = computed(func, args, kwargs) if wide else func(*args, **kwargs)
-        return mapped(result, self._adopt)
-
-    def _adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self.watch.adopt(tensor) if type(tensor) is torch.Tensor else tensor
-
-
 @contextmanager
 def watching() -> Generator[Watch]:
     """A Watch under which torch's factories and views give watched tensors."""
     watch = Watch()
-    with _Adopting(watch), drawing(watch.draws.words), computing(watch.is_wide):
+    with Adopting(watch, Watched), drawing(watch.draws.words), computing(watch.is_wide):
         yield watch
 
 

@@ -43,7 +43,7 @@ from weft.pytorch.overwriting import Held, Referred
 from weft.pytorch.ownership import owned
 from weft.pytorch.references import REFERENCES
 from weft.pytorch.sorted_rows import added, order_of
-from weft.pytorch.workspaces import Workspaces, computed_in, of_gradient
+from weft.pytorch.workspaces import computed_in, of_gradient
 from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.fastpath import passed
 from weft.runtime.launch import Launcher, one_or_all, overlaps
@@ -67,7 +67,7 @@ class Call:
     along: Along | None = None  # where there are tangents
     before: Sequence[int] = ()
     held: Sequence[Held] = ()  # instead of what is saved: what may be overwritten
-    learn: Callable[[Reversed, Workspaces, Mapping[str, Any]], None] | None = None
+    learn: Callable[[Reversed, Mapping[str, Any]], None] | None = None
 
     def carry_out(self, tensors: Sequence[torch.Tensor]) -> None:
         if self.along is not None and not self.along.recording:
@@ -230,7 +230,7 @@ class Launch(torch.autograd.Function):
             n = places[k]
             found[n] = env[prefix + loop.names[k]].to(ctx.dtypes[n])
         if plain and call.learn is not None and not filled:
-            call.learn(made, sizes, env)
+            call.learn(made, env)
         overwriting.release(call.held)
         return (None, *found)
 

@@ -11,11 +11,12 @@ goes the usual way as well.
 from __future__ import annotations
 
 import copy
+import ctypes
 import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -29,7 +30,6 @@ from weft.lang.field import Housed
 from weft.pytorch.autograd import Call, Launch, loop_of
 from weft.pytorch.dynamo import untraced
 from weft.pytorch.loop import NEVER, Loop, Reversed
-from weft.pytorch.workspaces import Workspaces
 from weft.runtime import native, record
 from weft.runtime.cache import disk
 from weft.runtime.fastpath import INT64, distinct, fresh_maker, passed, tensor_check
@@ -98,9 +98,10 @@ class _History:
         # How many gradients these are to refuse before they are made anew, and of these still.
         self.refusing: dict[tuple[Any, ...], tuple[int, int]]
         self.lock = threading.Lock()
-        scope = _executed("history", self._text(len(specs) + results), {})
-        function: Any = type(loop.function.name, (torch.autograd.Function,),
-                             {"forward": staticmethod(scope["forward"])})  # fmt: skip
+        self.cache = disk(loop.options)
+        several = len(loop.written) > 1  # see ``Launch.setup_context``
+        forward = native.forward(not several, self.cache)
+        function: Any = type(loop.function.name, (torch.autograd.Function,), {"forward": forward})
         values = passed(specs, args)
         context = function._backward_cls
         context.shapes = [values[k].size() if k < len(values) else torch.Size()
@@ -111,27 +112,22 @@ class _History:
         context.device = next(v.device for v in args if isinstance(v, torch.Tensor))
         context.numbers = ()
         self.function = function
-        scope["apply"] = apply = _lean(function).apply
-        self.told = native.History(scope["record"], apply, [self.places[k] for k in self.wanted])
-        self.forget()
-
-    def _text(self, count: int) -> str:
-        names = [f"a{k}" for k in range(count)]
-        given = "".join(f"{names[self.places[k]]}, " for k in self.wanted)
-        outs = [names[self.places[k]] for k in self.loop.written]
-        lines = [f"ctx.to_save = {_tuple([names[self.places[k]] for k in self.saved])}"]
-        if len(outs) > 1:
-            lines.append("ctx.set_materialize_grads(False)")  # see ``Launch.setup_context``
-        if self.numbers:
-            lines.append(f"ctx.numbers = {_tuple([names[k] for k in self.numbers])}")
-        return f"""\
+        apply = _lean(function).apply
+        wanted, saved, outs = ([self.places[k] for k in own]
+                               for own in (self.wanted, self.saved, loop.written))  # fmt: skip
+        names = [f"a{k}" for k in range(len(specs) + results)]
+        lists = [[names[k] for k in own] for own in (outs, saved, self.numbers)]
+        rest = lists[0][0] if len(outs) == 1 else _tuple(lists[0]), _tuple(lists[1]), (
+            _tuple(lists[2]) if lists[2] else "None"
+        )  # fmt: skip
+        text = f"""\
 def record({", ".join(names)}):
-    apply({given}{_tuple(names)})
-def forward(ctx, {given}rest):
-    {_tuple(names)} = rest
-    {_lines(lines)}
-    return {outs[0] if len(outs) == 1 else _tuple(outs)}
+    apply({", ".join([names[k] for k in wanted])}, {_tuple(rest)})
 """
+        record = _executed("history", text, {"apply": apply})["record"]
+        self.told = native.History(record, apply, wanted, saved, self.numbers, outs)
+        loop.histories.add(self)
+        self.forget()
 
     def forget(self) -> None:
         """Nothing is known of backwards: at first, and when there are other records of tuning."""
@@ -145,8 +141,9 @@ def forward(ctx, {given}rest):
 
         self._install(by_numbers)
 
-    def _install(self, every: Callable[..., Any]) -> None:
-        """``every``: the backward of calls that have a gradient of each result of floats."""
+    def _install(self, every: Callable[..., Any], direct: Callable[..., Any] | None = None) -> None:
+        """``every``: the backward of calls that have a gradient of each result of floats;
+        ``direct``: a builtin for it."""
         written = self.loop.written
         floats = {n: k for n, k in enumerate(written) if _dtype(self.loop, k).is_floating_point}
 
@@ -161,7 +158,8 @@ def forward(ctx, {given}rest):
 
         backward = routed if len(written) > 1 else every
         self.function.backward = staticmethod(untraced(backward))
-        self.function._backward_cls.apply = backward  # torch's own looks for it each time
+        # Torch's own looks for it each time.
+        self.function._backward_cls.apply = direct if backward is every and direct else backward
 
     def _part(self, unseen: frozenset[int]) -> _History | None:
         """The same where there is no gradient of these results; None where it is not known."""
@@ -196,9 +194,8 @@ def forward(ctx, {given}rest):
         return (*(found[loop.memrefs.index(k)] for k in self.wanted), None)
 
     def _learn(
-        self, numbers: tuple[Any, ...], one: bool, made: Reversed, sizes: Workspaces,
-        env: Mapping[str, Any],
-    ) -> None:  # fmt: skip
+        self, numbers: tuple[Any, ...], one: bool, made: Reversed, env: Mapping[str, Any]
+    ) -> None:
         """Makes the backward for launches with these numbers, where nothing else decides on it.
         ``one``: the gradient given is one element for all of its places."""
         key = tuple(numbers[n] for n in self.whole)
@@ -206,17 +203,18 @@ def forward(ctx, {given}rest):
         if left:
             self.refusing[key] = most, left - 1
             return
-        backward = _backward(self, made, sizes, env, one)
-        if backward is None:
+        planned = _backward(self, made, env, one)
+        if planned is None:
             return
+        backward, direct = planned
         most *= _RARER
         with self.lock:
             if len(self.known) >= _MOST:
                 self.known.clear()
                 self.refusing.clear()
-            self.known[key], self.refusing[key] = backward, (most, most)
+            self.known[key], self.refusing[key] = direct or backward, (most, most)
             if not self.whole and self.all is None:
-                self._install(backward)
+                self._install(backward, direct)
 
 
 class _Context:
@@ -233,55 +231,51 @@ class _Context:
 
 
 def _backward(
-    of: _History, made: Reversed, sizes: Workspaces, env: Mapping[str, Any], one: bool
-) -> Callable[..., Any] | None:
-    """The backward of launches of a plan where ``made`` fits, with workspaces of these sizes; None
-    where that follows from more than the plan. ``env``: everything by name, as the first one had
-    it; ``one``: of the gradient given, which was one element for all of its places."""
+    of: _History, made: Reversed, env: Mapping[str, Any], one: bool
+) -> tuple[Callable[..., Any], Callable[..., Any] | None] | None:
+    """The backward of launches of a plan where ``made`` fits, and a builtin for it, where one
+    launch is all that it does; None where it follows from more than the plan. ``env``: everything
+    by name, as the first one had it; ``one``: of the gradient given, which was one element for all
+    of its places."""
     loop, adjoint = of.loop, made.adjoint
     prefix = adjoint_prefix(loop.function)
     if not repeats(loop, of.made, made) or any(isinstance(v, Housed) for v in env.values()):
         return None
-    scope: dict[str, Any] = {
-        "slow": of.slow, "loop": loop, "launched": adjoint, "sizes": sizes.remembered(),
-    }  # fmt: skip
-    names = {name: repr(env[name]) for name, _ in adjoint.segments}
-    names |= {loop.names[k]: f"s{n}" for n, k in enumerate(of.saved)} | _numbers(of, env)
+    scope: dict[str, Any] = {"slow": of.slow}
+    numbers, fixed = _numbers(of)
+    fixed |= {name for name, _ in adjoint.segments}
+    names = {loop.names[k]: f"s{n}" for n, k in enumerate(of.saved)} | numbers
     fresh: dict[str, Callable[[], torch.Tensor]] = {}  # what the next step that knows it makes
-    narrowed: list[str] = []
     result: list[str] = []
-    body: list[str] = []
-
-    def converted(k: int, name: str) -> str:
-        own = env[prefix + loop.names[k]].dtype is _dtype(loop, k)
-        return "" if own else f".to({name})"
-
     given = _tuple([f"g{n}" for n in range(len(loop.written))])
-    for n, k in enumerate(loop.written):
-        if (name := prefix + loop.names[k]) in env:
-            scope[f"wide{n}"], names[name] = env[name].dtype, f"h{n}"
-            body.append(f"h{n} = g{n}{converted(k, f'wide{n}')}")
-            narrowed.append(f"h{n} = h{n}.contiguous()")
-            narrowed.append(f"if h{n}.requires_grad:")  # and nobody asks for a derivative of this
-            narrowed.append(f"    h{n} = h{n}.detach()")
+    body, narrowed = _given(loop, env, names, scope)
     for n, k in enumerate(of.wanted):
         name = prefix + loop.names[k]
         fresh[name], names[name] = fresh_maker(env[name], name not in adjoint.defined), f"d{n}"
-        scope[f"narrow{n}"] = _dtype(loop, k)
-        result.append(f"d{n}{converted(k, f'narrow{n}')}")
+        scope[f"narrow{n}"] = own = _dtype(loop, k)
+        result.append(f"d{n}" if env[name].dtype is own else f"d{n}.to(narrow{n})")
     for n, buffer in enumerate(adjoint.taped):
         fresh[buffer.name], names[buffer.name] = fresh_maker(env[buffer.name], zeros=False), f"w{n}"
     for n, name in enumerate(_sized(loop, made, names)):
         fresh[name], names[name] = fresh_maker(env[name], zeros=False), f"e{n}"
+    gradients, whole = [*fresh][: len(of.wanted)], False
+    exact = not any(".to(" in text for text in (*body, *result))
+    single = len(made.steps) == 1 and [*fresh] == gradients
+    sources = _sources(of) if single and exact else {}
     for n, step in enumerate(made.steps):
-        own = {name: fresh.pop(name) for name in step.names if name in fresh}
-        alike, first = made.values(step, env), None if n else bool(adjoint.taped)
-        launched = _launched(step, alike, of, own, first, (_read_once(loop, made), one))
+        own = {name: make for name, make in fresh.items() if name in step.names}
+        passed_on = [names[adjoint.copies[x]] + ".clone()" if x in adjoint.copies else names[x]
+                     for x in step.names if x not in own and x not in fixed]  # fmt: skip
+        # Whether the launch, and a None beside its results, is all that there is to do.
+        whole = [*own] == gradients and all(text in sources for text in passed_on)
+        launched = _launched(
+            step, made.values(step, env), of, own, None if n else bool(adjoint.taped),
+            (_read_once(loop, made), one), fixed, nones=int(whole),
+        )  # fmt: skip
         scope[f"step{n}"] = launched
         if launched is None:
             return None
-        passed_on = [names[adjoint.copies[x]] + ".clone()" if x in adjoint.copies else names[x]
-                     for x in step.names if x not in own]  # fmt: skip
+        fresh = {name: make for name, make in fresh.items() if name not in own}
         call = f"r = step{n}({', '.join(passed_on)})"
         refused = [
             *(_indented([*narrowed, call]) if not n else []),
@@ -290,34 +284,68 @@ def _backward(
         ]
         body += [call, "if r is NotImplemented:", *refused]
         if own:
-            body.append(f"{', '.join(names[x] for x in own)} = r")
+            body.append(f"{', '.join([names[x] for x in own] + ['_'] * whole)} = r")
     body += [f"{names[name]} = {names[name]}_made()" for name in fresh]  # which no step knows
     scope |= {f"{names[name]}_made": make for name, make in fresh.items()}
     text = f"""\
-def backward(ctx, {given[1:-1]}):
-    try:
-        saved = ctx.saved_tensors
-    except RuntimeError:
-        return slow(ctx, {given}, None)
+def backward(ctx, {given[1:-1]}saved=None):
+    if saved is None:
+        try:
+            saved = ctx.saved_tensors
+        except RuntimeError:
+            return slow(ctx, {given}, None)
     {_tuple([f"s{n}" for n in range(len(of.saved))])} = saved
     {_lines(body)}
-    loop.launched, loop.sizes = launched, sizes
     return {_tuple([*result, "None"])}
 """
-    return _executed("backward", text, scope)["backward"]
+    backward = _executed("backward", text, scope)["backward"]
+    if not whole:
+        return backward, None
+    taken, counts = [sources[text] for text in passed_on], (len(loop.written), len(of.saved))
+    return backward, native.backward(launched, taken, counts, backward, of.cache)
 
 
-def _numbers(of: _History, env: Mapping[str, Any]) -> dict[str, str]:
-    """What stands for each number of the loop in the text of a backward."""
+def _given(
+    loop: Loop, env: Mapping[str, Any], names: dict[str, str], scope: dict[str, Any]
+) -> tuple[list[str], list[str]]:
+    """What the text of a backward makes of the gradients given, which get ``names``, and what it
+    makes of them where a step does not know such tensors."""
+    body: list[str] = []
+    narrowed: list[str] = []
+    for n, k in enumerate(loop.written):
+        if (name := adjoint_prefix(loop.function) + loop.names[k]) in env:
+            scope[f"wide{n}"], names[name] = env[name].dtype, f"h{n}"
+            own = env[name].dtype is _dtype(loop, k)
+            body.append(f"h{n} = g{n}" if own else f"h{n} = g{n}.to(wide{n})")
+            narrowed.append(f"h{n} = h{n}.contiguous()")
+            narrowed.append(f"if h{n}.requires_grad:")  # and nobody asks for a derivative of this
+            narrowed.append(f"    h{n} = h{n}.detach()")
+    return body, narrowed
+
+
+def _numbers(of: _History) -> tuple[dict[str, str], set[str]]:
+    """What stands for each number of the loop in the text of a backward, and those that are the
+    same in all of its calls."""
     found: dict[str, str] = {}
+    fixed: set[str] = set()
     for k, name in enumerate(of.loop.names):
         if k not in of.loop.memrefs:
             number = of.numbers.index(of.places[k])
             item = k - of.places.index(of.places[k])
             several = f"[{item}]" if isinstance(of.specs[of.places[k]], TupleSpec) else ""
-            own = f"ctx.numbers[{number}]{several}"
-            found[name] = repr(env[name]) if number in of.whole else own
-    return found
+            found[name] = f"ctx.numbers[{number}]{several}"
+            if number in of.whole:
+                fixed.add(name)
+    return found, fixed
+
+
+def _sources(of: _History) -> dict[str, int]:
+    """Where what stands in the text of a backward is among the gradients given, what is saved, and
+    the numbers, in turn."""
+    texts = [f"h{n}" for n in range(len(of.loop.written))]
+    texts += [f"s{n}" for n in range(len(of.saved))]
+    texts += [f"ctx.numbers[{n}]" for n in range(len(of.numbers))]
+    return {text: n for n, text in enumerate(texts)}
 
 
 def _sized(loop: Loop, made: Reversed, known: Collection[str]) -> list[str]:
@@ -350,14 +378,14 @@ def _read_once(loop: Loop, made: Reversed) -> str:
 def _launched(
     step: Loop, values: Sequence[Any], chooser: _History,
     fresh: Mapping[str, Callable[[], torch.Tensor]], first: bool | None,
-    given_once: tuple[str, bool],
+    given_once: tuple[str, bool], fixed: Set[str], nones: int,
 ) -> Callable[..., Any] | None:  # fmt: skip
-    """A builtin that launches ``step`` on values like these, without those that are ``fresh``, by
-    name: it makes and gives them. It gives NotImplemented where the values are not like these, and
-    launches nothing. ``first``: if not None, also where a derivative of it is asked for, or, if
-    true, torch is to be deterministic and was not, or was. ``given_once``: a gradient that may
-    be one element for all of its places, as that of a sum is, and whether it was. None where there
-    is no builtin."""
+    """A builtin that launches ``step`` on values like these, without those that are ``fixed`` or
+    ``fresh``, by name: it makes and gives the latter, and None behind them so often. It gives
+    NotImplemented where the values are not like these, and launches nothing. ``first``: if not
+    None, also where a derivative of it is asked for, or, if true, torch is to be deterministic and
+    was not, or was. ``given_once``: a gradient that may be one element for all of its places, as
+    that of a sum is, and whether it was. None where there is no builtin."""
     if not isinstance(step.run, CompiledFunction):
         return None
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
@@ -372,17 +400,18 @@ def _launched(
         return None
     brief = sum(t.numel() for t in tensors) <= TINY and made.loop.summary.brief
     call, direct = made.bound(tensors, check_error, brief=brief)
-    given = [name for name in step.names if name not in fresh]
+    given = [name for name in step.names if name not in fresh and name not in fixed]
     extents = [0 if step.names[k] in fresh else extent(values[k]) for k in pointers]
     work = native.FastCall(
         len(given), check if known else None, call, direct, extents, (), (), [*fresh.values()],
         block, False, (), all, slots=[pointers.index(step.names.index(name)) for name in fresh],
+        nones=nones,
     )  # fmt: skip
     for place, slot in enumerate(slots):
         kind, value = slot.kind, values[slot.arg]
         if kind == "pointer":
             assert place == pointers.index(slot.arg)
-        if (name := step.names[slot.arg]) in fresh:
+        if (name := step.names[slot.arg]) in fresh or name in fixed:
             continue
         if kind == "pointer":
             work.tensor(given.index(name), place, value)
@@ -416,7 +445,8 @@ def _spread(
         return None
     one = torch.zeros((), dtype=like.dtype).expand(like.size())
     check = tensor_check([one if t is like else t for t in distinct(tensors)])
-    return check and native.Spread(check, slot, like.numel(), like.element_size(), first)
+    cell = ctypes.c_int64(first)
+    return check and native.Spread(check, slot, like.numel(), like.element_size(), cell)
 
 
 def _is_one(grad: Any) -> bool:

@@ -126,6 +126,8 @@ class Backward(_Derived):
         counts as wanted."""
         from weft.pytorch.fusible_backward import explained  # only for a look at it
 
+        for known in [known for _, loop in self.loops() for known in loop.histories]:
+            known.forget()  # so that the loop is told what is launched
         _differentiated(self.kernel.direct, args, kwargs)
         texts: list[str] = []
         for line, loop in self.loops():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -64,6 +65,7 @@ class Loop:
         self._undone: tuple[Hashable, Reversal] | None = None
         self.launched: Adjoint | None = None  # the last adjoint of which no derivative was asked
         self.sizes: Workspaces | None = None  # of that one
+        self.histories = weakref.WeakSet[Any]()  # of launches whose plans are known
         self.later = NEVER
         self.results = frozenset[int]()  # which adjoints may read, see ``reverse``
         self._forwards: dict[frozenset[int], Forwarded] = {}

@@ -203,7 +203,7 @@ class Direct:
             [given[k] for k in loop.mutated], [*makers, *loop.makers], b"", loop.grad,
             loop.guards, loop.holds,
             slots=[*new, *range(len(loop.extents), len(loop.extents) + len(loop.makers))],
-            objects=[*loop.objects],
+            objects=[*loop.objects], items=[*loop.items],
         )  # fmt: skip
         for k in self.whole:
             work.step(record.EQUAL, k, type=int, objects=[args[self.order.index(k)]])
@@ -242,8 +242,7 @@ class Direct:
                     return count + len(work.makers) + work.keep(args[k])
                 return n if n >= 0 else count - 1 - n
 
-            work.rest = [source(k) for k in range(len(self.order) + len(loop.makers))]
-            work.history = loop.history._replace(wanted=[source(k) for k in loop.history.wanted])
+            work.history = loop.history.moved(source)
         return work if work.check is not None else None
 
 

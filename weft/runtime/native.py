@@ -54,24 +54,36 @@ class Direct(NamedTuple):
 
 
 class History(NamedTuple):
-    """What tells autograd of a launch: ``record``, given the arguments and results, or ``apply``,
-    given the ``wanted`` of these and a tuple of all."""
+    """What tells autograd of a launch: ``record``, given the arguments and results; or ``apply``,
+    given the ``wanted`` of these and a tuple of what is made (``outs``), saved, and of the numbers
+    or None. Positions are those of the arguments and, behind these, results."""
 
     record: Callable[..., object]
     apply: Callable[..., object]
     wanted: Sequence[int]
+    saved: Sequence[int]
+    numbers: Sequence[int]
+    outs: Sequence[int]
+
+    def moved(self, place: Callable[[int], int]) -> History:
+        """The same where values stand in other places."""
+        return History(
+            self.record, self.apply,
+            *([*map(place, k)] for k in (self.wanted, self.saved, self.numbers, self.outs)),
+        )  # fmt: skip
 
 
 class Spread(NamedTuple):
     """A tensor in the place ``slot`` of the block may be one for all of its ``elements``, of so
     many ``bytes``: where ``check`` holds and not that of the plan, the code reads a
-    copy that is written out on the stack. ``first``: that one is asked before the plan's."""
+    copy that is written out on the stack. ``cell``: of a word that says whether that one is asked
+    before the plan's, as it held last time."""
 
     check: Callable[..., bool]
     slot: int
     elements: int
     bytes: int
-    first: bool
+    cell: ctypes.c_int64
 
 
 class Step(NamedTuple):
@@ -89,8 +101,8 @@ class Step(NamedTuple):
 class FastCall:
     """What the calls of one plan are like, and what they do. ``history``: where a gradient is
     asked for, what tells autograd of a launch; without it such calls are left to others.
-    ``slots``: where the results are in the block, if not behind the tensors. ``rest``: what a
-    launch is known by, as ``record.py`` numbers values, if not by the arguments and results."""
+    ``slots``: where the results are in the block, if not behind the tensors. ``nones``: how often
+    None stands behind the results in a tuple."""
 
     arguments: int
     check: Callable[..., bool] | None  # of the tensors
@@ -106,11 +118,12 @@ class FastCall:
     holds: Callable[[Any], bool]
     history: History | None = None
     slots: Sequence[int] | None = None
-    rest: Sequence[int] | None = None
+    nones: int = 0
     spread: Spread | None = None
     whole: FastCall | None = None  # the same in place of the kernel
     numbers: dict[int, int] = field(default_factory=dict)  # of the tensors to check, by ``id``
     steps: list[Step] = field(default_factory=list)
+    items: list[tuple[int, int, int]] = field(default_factory=list)  # of dicts
     objects: list[object] = field(default_factory=list)
 
     def step(
@@ -155,8 +168,11 @@ class FastCall:
         still."""
         if type(owner) is ModuleType and not item and not absent and name in vars(owner):
             owner, item = vars(owner), True  # which is looked up in a fifth of the time
-        kind = record.MISSING if absent else record.ITEM if item else record.ATTRIBUTE
-        self.step(kind, None, objects=[owner, name, object() if absent else value])
+        if item or absent:
+            self.keep(owner, name, value)
+            self.items.append((id(owner), id(name), 0 if absent else id(value)))
+        else:
+            self.step(record.ATTRIBUTE, None, objects=[owner, name, value])
 
     def packed(self) -> tuple[object, ...]:
         """The objects of the builtin, without the fallback."""
@@ -167,20 +183,18 @@ class FastCall:
         flags |= TRANSFORMED * (not self.checked or _transforms())
         tensors, results = len(self.extents), len(self.makers)
         slots = range(tensors, tensors + results) if self.slots is None else self.slots
-        wanted, rest = (), ()
-        if self.history is not None:
-            wanted = self.history.wanted
-            rest = range(self.arguments + results) if self.rest is None else self.rest
-        spread = () if self.spread is None else self.spread[1:]
+        told = () if self.history is None else self.history[2:]
+        lists = told or ((),) * len(record.TOLD)
+        spread = self.spread and (*self.spread[1:-1], ctypes.addressof(self.spread.cell))
         head = (
             self.arguments, len(self.steps), tensors, len(self.disjoint), results,
-            len(self.mutated), len(wanted), len(rest), len(self.block), flags, direct.way,
+            len(self.mutated), *map(len, lists), len(self.block), flags, direct.way,
             direct.address, id(True), id(None), id(Exception), export(), self.checked,
-            len(OBJECTS) + len(self.objects), len(spread),
+            len(OBJECTS) + len(self.objects), len(self.items), len(spread or ()), self.nones,
         )  # fmt: skip
         words = [*head, *(w or 0 for step in self.steps for w in step), *self.extents]
         words += [*(k for pair in self.disjoint for k in pair), *self.mutated, *slots]
-        words += [*wanted, *rest, *spread]
+        words += itertools.chain(*lists, *self.items, spread or ())
         packed = b"".join((w & _ALL).to_bytes(8, "little") for w in words) + self.block
         return (
             packed, None, self.check, torch.Tensor.data_ptr, torch._C._increment_version,
@@ -188,6 +202,7 @@ class FastCall:
             _device, sys.intern("is_nested"), self.history and self.history.apply, _transforms,
             self.spread and self.spread.check,
             *self.objects, *itertools.chain(*map(_called, self.makers)), direct.keep,
+            self.spread,
         )  # fmt: skip
 
 
@@ -222,7 +237,29 @@ def builtin(
     """The function for ``packed`` (of ``FastCall``), which passes other calls on to ``fallback``.
     The machine code is kept in ``cache``."""
     assert OBJECTS[1] == "fallback"
-    return _new()(_definition(cache), (packed[0], fallback, *packed[2:]), None)
+    return _new()(_definitions(cache)[0], (packed[0], fallback, *packed[2:]), None)
+
+
+def forward(materialize: bool, cache: DiskCache | None) -> Callable[..., Any]:
+    """The ``forward`` of an ``autograd.Function`` whose ``apply`` is that of a ``History``: given
+    the node and what ``apply`` was given. ``materialize``: whether gradients that are None are
+    handed over as zeros."""
+    own = *record.FORWARD[:-1], None if materialize else False, None
+    return _new()(_definitions(cache)[1], own, None)
+
+
+def backward(
+    step: Callable[..., Any], sources: Sequence[int], counts: tuple[int, int],
+    fallback: Callable[..., Any], cache: DiskCache | None,
+) -> Callable[..., Any]:  # fmt: skip
+    """The ``apply`` of a node that ``forward`` told of a launch: ``step`` with arguments from
+    ``sources``, which number the gradients (as many as the first of ``counts``), the tensors saved
+    (the second), and the numbers. Where it gives NotImplemented, or nothing is saved any more,
+    ``fallback``, given the node, the gradients and a tuple of what is saved, or None."""
+    head = *counts, any(k >= sum(counts) for k in sources), len(sources)
+    words = b"".join(word.to_bytes(8, "little") for word in (*head, *sources))
+    named = *record.BACKWARD[1:3], step, fallback, NotImplemented, RuntimeError, None
+    return _bound()(_new()(_definitions(cache)[2], (words, *named), None))
 
 
 class _Definition(ctypes.Structure):
@@ -236,26 +273,27 @@ class _Definition(ctypes.Structure):
 
 _FASTCALL, _KEYWORDS = 0x80, 0x02
 _lock = threading.Lock()
-_kept: list[Any] = []  # the definition, which lives as long as the process
+_kept: list[Any] = []  # the definitions, which live as long as the process
 
 
-def _definition(cache: DiskCache | None) -> int:
-    """The address of the definition that all builtins share."""
+def _definitions(cache: DiskCache | None) -> Sequence[int]:
+    """The addresses of the definitions that all builtins share: of launches, and of the functions
+    that autograd calls."""
     if not _kept:
         with _lock:
             if not _kept:
-                # With more effort it takes five times as long, and a call 3 ns of 970 less.
-                code = cpu.load_shared("launches", _text, cache, effort=0)
-                (address,) = code.addresses.values()
-                made = _Definition(b"launch", address, _FASTCALL | _KEYWORDS, None)
-                _kept.append((made, ctypes.addressof(made), code))
-    return _kept[0][1]
+                code = cpu.load_shared("launches", _text, cache)
+                names, flags = (b"launch", b"forward", b"backward"), _FASTCALL | _KEYWORDS
+                made = [_Definition(name, code.addresses[symbol], flags, None)
+                        for name, symbol in zip(names, record.SYMBOLS, strict=True)]  # fmt: skip
+                _kept.append(([*map(ctypes.addressof, made)], made, code))
+    return _kept[0][0]
 
 
 def _text() -> tuple[str, Sequence[str]]:
-    from weft.runtime import routine  # where the cache has no code
+    from weft.runtime import recorded, routine  # where the cache has no code
 
-    return routine.text(), [routine.SYMBOL]
+    return routine.text(recorded.PARTS), record.SYMBOLS
 
 
 @functools.cache
@@ -281,6 +319,13 @@ def _new() -> Any:
     make: Any = ctypes.pythonapi["PyCFunction_NewEx"]
     make.restype = ctypes.py_object
     make.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+    return make
+
+
+@functools.cache
+def _bound() -> Any:
+    make: Any = ctypes.pythonapi["PyInstanceMethod_New"]  # of a class: it is given the object
+    make.restype, make.argtypes = ctypes.py_object, (ctypes.py_object,)
     return make
 
 

@@ -8,9 +8,13 @@
     disjoint two words for each pair of tensors that must not overlap
     mutated  the arguments that autograd is told of
     slots    the place of each result in the block
-    wanted   the values whose gradients are asked for, and
-    rest     those that a launch is known by, where autograd is told: of the arguments, the results
-             and the objects, in this order
+    wanted   where autograd is told: the values whose gradients are asked for, of the arguments,
+             the results and the objects, in this order,
+    saved    those that are saved for the gradient,
+    numbers  numbers that it takes, and
+    outs     those that the launch gives
+    items   ITEM words for each dict that has to have a value, or none, under a name: the addresses
+             of the three
     spread  SPREAD words, where one of the tensors may be one element for all of its places
     block   the argument block: pointers of tensors and of results, scalars, all that is known
 
@@ -24,12 +28,19 @@ from __future__ import annotations
 import ctypes
 import struct
 
+# The functions: of launches, and what autograd calls.
+SYMBOLS = ("weft_native", "weft_forward", "weft_backward")
 HEAD = (
-    "arguments", "steps", "tensors", "disjoint", "results", "mutated", "wanted", "rest", "size",
-    "flags", "way", "code", "true", "none", "exception", "export", "checked", "makers", "spread",
+    "arguments", "steps", "tensors", "disjoint", "results", "mutated", "wanted", "saved", "numbers",
+    "outs", "size", "flags", "way", "code", "true", "none", "exception", "export", "checked",
+    "makers", "items", "spread", "nones",
 )  # fmt: skip
-# Of the tensor: its place in the block, elements, their size, whether "alike" is asked first.
-SPREAD = ("slot", "count", "bytes", "first")
+TOLD = ("wanted", "saved", "numbers", "outs")
+# "nones": so many None stand behind the results in a tuple.
+ITEM = ("owner", "name", "value")
+# Of the tensor: its place in the block, elements, their size, and the address of a word that is not
+# 0 where it was one element last time: "alike" is asked first then.
+SPREAD = ("slot", "count", "bytes", "cell")
 SPREADS, MOST_SPREAD = (2, 4, 8), 4096  # sizes of elements, bytes of a tensor that is spread
 STEP = ("kind", "argument", "slot", "type", "low", "high")
 OBJECTS = (
@@ -47,11 +58,16 @@ EQUAL = 4  # equal to the object "low"
 SIZE = 5  # "high" ints, to "slot" and those after it
 CALLBACK = 6  # object "low" called with it gives what equals the next one; the object after that,
 # if it is not None, gives "high" bytes, to "slot"
-# Guards, which look at no argument. The objects from "low" on: where, the name, the value.
-ITEM = 7  # a dict has this value under the name
-MISSING = 8  # a dict has nothing under the name
-ATTRIBUTE = 9  # an object has this value as its attribute
-ASKED = 10  # object "low" called with nothing gives the next one
+# Guards, which look at no argument.
+ATTRIBUTE = 7  # the object "low" has, under the name after it, the value after that
+ASKED = 8  # object "low" called with nothing gives the next one
+# Objects of what autograd calls (see ``recorded.py``): "forward" gives values to attributes of its
+# first argument, and None for "materialize" lets that be; "backward" has words of its own: how many
+# gradients and saved tensors there are, whether numbers are read, how many arguments "step" takes,
+# and of each where it is among these three.
+FORWARD = ("to_save", "numbers", "materialize_grads", "materialize")
+BACKWARD = ("words", "saved_tensors", "numbers", "step", "fallback", "refused", "freed")
+WORDS_OF_BACKWARD = ("grads", "saved", "numbered", "arguments")
 # Ways to call.
 HOLDING, RELEASING, PYTHON, DRIVER = range(4)
 # Flags. TRANSFORMED: what tells autograd of a launch has to ask whether a transform is active.
@@ -113,7 +129,8 @@ FUNCTIONS = {
     "Py_IncRef": "void (ptr)", "Py_DecRef": "void (ptr)", "PyErr_Occurred": "ptr ()",
     "PyErr_ExceptionMatches": "i32 (ptr)", "PyErr_Clear": "void ()",
     "PyEval_SaveThread": "ptr ()", "PyEval_RestoreThread": "void (ptr)",
-    "PyObject_GetAttr": "ptr (ptr, ptr)", "PyDict_GetItemWithError": "ptr (ptr, ptr)",
+    "PyObject_GetAttr": "ptr (ptr, ptr)", "PyObject_SetAttr": "i32 (ptr, ptr, ptr)",
+    "PyDict_GetItemWithError": "ptr (ptr, ptr)",
 }  # fmt: skip
 
 

@@ -1,24 +1,22 @@
 """The machine code of ``native.py``: one function of CPython's C API, the same for all plans.
 
-It reads a record and objects, which ``record.py`` lays out. Of CPython only functions are used, and
+It reads a record and objects, which ``record.py`` lays out; ``recorded.py`` has the functions that
+have to do with autograd. Of CPython only functions are used, and
 no layout of its objects. A function of this module writes one of the code, whose header stands in
 ``_PARTS``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, cast
 
 from weft.codegen.emit import Emitter, Module
 from weft.runtime import record
 
-SYMBOL = "weft_native"
 
-
-class _Writer(Emitter):
+class Writer(Emitter):
     """Writes a function that calls CPython's. ``%self`` is the builtin's tuple, ``%true`` the
     address of the object True."""
 
@@ -142,7 +140,7 @@ class _Writer(Emitter):
         self.line(f"ret {type} {value}")
 
 
-def _asks(w: _Writer) -> None:
+def _asks(w: Writer) -> None:
     """1 where the call gives True, 0 where it gives another object, -1 with an error set."""
     found = w.api("PyObject_Vectorcall", "%function", "%args", "%count", "null")
     w.refuse(w.null(found), "error")
@@ -152,21 +150,21 @@ def _asks(w: _Writer) -> None:
     w.give("i32", -1, at="error")
 
 
-def _one(w: _Writer) -> None:
+def _one(w: Writer) -> None:
     """A call with one argument."""
     args = w.room("ptr")
     w.store("ptr", "%argument", args)
     w.give("ptr", w.api("PyObject_Vectorcall", "%function", args, 1, "null"))
 
 
-def _is(w: _Writer) -> None:
+def _is(w: Writer) -> None:
     """Whether an object is of exactly this type, given by its address."""
     kind = w.api("PyObject_Type", "%value")
     w.api("Py_DecRef", kind)
     w.give("i1", w.test("eq", w.address(kind), "%type"))
 
 
-def _points(w: _Writer) -> None:
+def _points(w: Writer) -> None:
     """Writes the address of a tensor's data; false where it has none to give, an error may be
     set."""
     view = w.room(f"[{record.VIEW} x i8]")
@@ -195,7 +193,7 @@ def _points(w: _Writer) -> None:
 Step = dict[str, str]
 
 
-def _tensor(w: _Writer, step: Step) -> None:
+def _tensor(w: Writer, step: Step) -> None:
     place = w.at("%tensors", step["low"], "ptr")
     with w.where(w.test("ne", step["high"], 0)):
         w.need(w.test("eq", step["value"], w.load(place, "ptr"), "ptr"))
@@ -203,28 +201,28 @@ def _tensor(w: _Writer, step: Step) -> None:
     w.give("i1", w.points("%export", step["value"], step["place"]))
 
 
-def _integer(w: _Writer, step: Step) -> None:
+def _integer(w: Writer, step: Step) -> None:
     number = w.api("PyLong_AsLongLong", step["value"])
     w.store("i64", number, step["place"])
     above, below = w.test("sge", number, step["low"]), w.test("sle", number, step["high"])
     w.branch(w.inst(f"and i1 {above}, {below}"), "stored", "no")
 
 
-def _float(w: _Writer, step: Step) -> None:
+def _float(w: Writer, step: Step) -> None:
     w.store("double", w.api("PyFloat_AsDouble", step["value"]), step["place"])
     w.jump("stored")
 
 
-def _same(w: _Writer, step: Step) -> None:
+def _same(w: Writer, step: Step) -> None:
     w.give("i1", w.test("eq", w.operand(step, 0), step["value"], "ptr"))
 
 
-def _equal(w: _Writer, step: Step) -> None:
+def _equal(w: Writer, step: Step) -> None:
     answer = w.api("PyObject_RichCompareBool", step["value"], w.operand(step, 0), 2)
     w.give("i1", w.test("eq", answer, 1, "i32"))
 
 
-def _size(w: _Writer, step: Step) -> None:
+def _size(w: Writer, step: Step) -> None:
     w.need(w.test("eq", w.api("PyTuple_Size", step["value"]), step["high"]))
     with w.each(step["high"]) as k:
         item = w.api("PyTuple_GetItem", step["value"], k)
@@ -233,28 +231,21 @@ def _size(w: _Writer, step: Step) -> None:
     w.jump("stored")
 
 
-def _item(w: _Writer, step: Step, missing: str = "no") -> None:
-    """A guard on a dict; ``missing`` is where to go if nothing is there."""
-    held = w.api("PyDict_GetItemWithError", w.operand(step, 0), w.operand(step, 1))
-    w.refuse(w.null(held), missing)
-    w.give("i1", w.test("eq", held, w.operand(step, 2), "ptr"))
-
-
-def _attribute(w: _Writer, step: Step) -> None:
+def _attribute(w: Writer, step: Step) -> None:
     held = w.api("PyObject_GetAttr", w.operand(step, 0), w.operand(step, 1))
     w.refuse(w.null(held))
     w.api("Py_DecRef", held)
     w.give("i1", w.test("eq", held, w.operand(step, 2), "ptr"))
 
 
-def _asked(w: _Writer, step: Step) -> None:
+def _asked(w: Writer, step: Step) -> None:
     held = w.api("PyObject_Vectorcall", w.operand(step, 0), "null", 0, "null")
     w.refuse(w.null(held))
     w.api("Py_DecRef", held)
     w.give("i1", w.test("eq", held, w.operand(step, 1), "ptr"))
 
 
-def _callback(w: _Writer, step: Step) -> None:
+def _callback(w: Writer, step: Step) -> None:
     answer = w.one(w.operand(step, 0), step["value"])
     w.refuse(w.null(answer))
     agrees = w.api("PyObject_RichCompareBool", answer, w.operand(step, 1), 2)
@@ -270,15 +261,14 @@ def _callback(w: _Writer, step: Step) -> None:
     w.give("i1", whole)
 
 
-_STEPS: dict[int, Callable[[_Writer, Step], None]] = {
+_STEPS: dict[int, Callable[[Writer, Step], None]] = {
     record.TENSOR: _tensor, record.INTEGER: _integer, record.FLOAT: _float, record.IDENTITY: _same,
     record.EQUAL: _equal, record.SIZE: _size, record.CALLBACK: _callback, record.ASKED: _asked,
-    record.ITEM: _item, record.MISSING: partial(_item, missing="stored"),
     record.ATTRIBUTE: _attribute,
 }  # fmt: skip
 
 
-def _fits(w: _Writer) -> None:
+def _fits(w: Writer) -> None:
     """One step: whether the argument is as it has to be; where not, an error may be set."""
     step = w.words("%step", record.STEP)
     step["value"] = w.load(w.at("%args", step["argument"], "ptr"), "ptr")
@@ -296,7 +286,7 @@ def _fits(w: _Writer) -> None:
     w.give("i1", "false", at="no")
 
 
-def _drives(w: _Writer) -> None:
+def _drives(w: Writer) -> None:
     """One call of the driver; whether it was made, where not, an error may be set."""
     config = w.room(f"[{record.CONFIG} x i8]")
     extra, bytes = w.room("[5 x i64]"), w.room("i64")
@@ -341,22 +331,24 @@ def _drives(w: _Writer) -> None:
     w.give("i1", "false", at="no")
 
 
-def _checks(w: _Writer) -> None:
+def _checks(w: Writer) -> None:
     """Whether the tensors are as those of the plan, or but for one that is the same element
     everywhere: of that, a copy is written out in ``room``. Where not, an error may be set."""
     operands = "ptr %found, i64 %count, i64 %true"
     with w.where(w.test("ne", "%spread", 0)):
-        first = w.load(w.at("%words", record.SPREAD.index("first")))
-        with w.where(w.test("ne", first, 0)):
+        cell = w.pointer(w.load(w.at("%words", record.SPREAD.index("cell"))))
+        with w.where(w.test("ne", w.load(cell), 0)):
             alike = w.inst(f"call i32 @asks(ptr {w.object('alike')}, {operands})")
             w.refuse(w.test("eq", alike, 1, "i32"), "spreads")
             w.need(w.clean())
+            w.store("i64", 0, cell)
     same = w.inst(f"call i32 @asks(ptr {w.object('check')}, {operands})")
     w.refuse(w.test("eq", same, 1, "i32"), "yes")
     w.refuse(w.test("eq", "%spread", 0))
     w.need(w.clean())
     alike = w.inst(f"call i32 @asks(ptr {w.object('alike')}, {operands})")
     w.need(w.test("eq", alike, 1, "i32"))
+    w.store("i64", 1, w.pointer(w.load(w.at("%words", record.SPREAD.index("cell")))))
     w.jump("spreads")
     w.start("spreads")
     words = w.words("%words", record.SPREAD)
@@ -376,54 +368,17 @@ def _checks(w: _Writer) -> None:
     w.give("i1", "false", at="no")
 
 
-def _value(w: _Writer) -> None:
-    """One of the arguments, the results and the objects, borrowed."""
-    arguments, results = (w.load(w.at("%record", record.HEAD.index(name)))
-                          for name in ("arguments", "results"))  # fmt: skip
-    with w.where(w.test("ult", "%which", arguments)):
-        w.give("ptr", w.load(w.at("%args", "%which", "ptr"), "ptr"))
-        w.start(w.label("never"))
-    left = w.inst(f"sub i64 %which, {arguments}")
-    inside = w.test("ult", left, results)
-    behind = w.inst(f"sub i64 {left}, {results}")
-    tuple = w.inst(f"select i1 {inside}, ptr %made, ptr %self")
-    number = w.inst(f"select i1 {inside}, i64 {left}, i64 {behind}")
-    w.give("ptr", w.api("PyTuple_GetItem", tuple, number))
-
-
-def _told(w: _Writer) -> None:
-    """Tells autograd of a launch; null with an error set."""
-    names = ("results", "wanted", "rest")
-    head = {name: w.load(w.at("%record", record.HEAD.index(name))) for name in names}
-    wanted = w.at("%slots", head["results"])
-    values = w.at(wanted, head["wanted"])
-    operands = "ptr %self, ptr %record, ptr %args, ptr %made, i64"
-    count = w.inst(f"add i64 {head['wanted']}, 1")
-    given = w.inst(f"alloca ptr, i64 {count}")
-    with w.each(head["wanted"]) as k:
-        value = w.inst(f"call ptr @value({operands} {w.load(w.at(wanted, k))})")
-        w.store("ptr", value, w.at(given, k, "ptr"))
-    rest = w.api("PyTuple_New", head["rest"])
-    w.refuse(w.null(rest))
-    with w.each(head["rest"]) as k:
-        value = w.inst(f"call ptr @value({operands} {w.load(w.at(values, k))})")
-        w.api("Py_IncRef", value)
-        w.api("PyTuple_SetItem", rest, k, value)
-    w.store("ptr", rest, w.at(given, head["wanted"], "ptr"))
-    told = w.api("PyObject_Vectorcall", w.object("history"), given, count, "null")
-    w.api("Py_DecRef", rest)
-    w.give("ptr", told)
-    w.give("ptr", "null", at="no")
-
-
-def _carries(w: _Writer) -> None:
+def _carries(w: Writer) -> None:
     """Carries out a call whose arguments are packed: what the builtin gives."""
-    names = ("results", "mutated", "size", "flags", "way", "code", "none", "export", "makers")
+    names = (
+        "results", "mutated", "size", "flags", "way", "code", "none", "export", "makers", "nones",
+    )  # fmt: skip
     head = {name: w.load(w.at("%record", record.HEAD.index(name))) for name in names}
     held, slots = w.room("ptr"), w.at("%mutated", head["mutated"])
+    none, count = w.pointer(head["none"]), w.inst(f"add i64 {head['results']}, {head['nones']}")
     w.store("ptr", "null", held)
     with w.where(w.test("ne", head["results"], 0)):
-        made = w.api("PyTuple_New", head["results"])
+        made = w.api("PyTuple_New", count)
         w.store("ptr", made, held)
         w.refuse(w.null(made), "fail")
         with w.each(head["results"]) as k:
@@ -434,6 +389,9 @@ def _carries(w: _Writer) -> None:
             w.api("PyTuple_SetItem", made, k, fresh)
             slot = w.at("%block", w.load(w.at(slots, k)))
             w.need(w.points(head["export"], fresh, slot), "fail")
+        with w.each(head["nones"]) as k:
+            w.api("Py_IncRef", none)
+            w.api("PyTuple_SetItem", made, w.inst(f"add i64 {head['results']}, {k}"), none)
     code = w.pointer(head["code"])
     ways = {record.HOLDING: "holding", record.RELEASING: "releasing", record.DRIVER: "driver"}
     w.switch(head["way"], "python", ways)
@@ -474,9 +432,8 @@ def _carries(w: _Writer) -> None:
         told = w.inst(f"call ptr @told({operands})")
         w.refuse(w.null(told), "fail")
         w.api("Py_DecRef", told)
-    w.switch(head["results"], "several", {0: "nothing", 1: "single"})
+    w.switch(count, "several", {0: "nothing", 1: "single"})
     w.start("nothing")
-    none = w.pointer(head["none"])
     w.api("Py_IncRef", none)
     w.give("ptr", none)
     w.start("single")
@@ -490,11 +447,22 @@ def _carries(w: _Writer) -> None:
     w.give("ptr", "null")
 
 
-def _builtin(w: _Writer) -> None:
+def _holds(w: Writer) -> None:
+    """Whether dicts have what they have to; where not, an error may be set."""
+    with w.each("%count") as k:
+        item = w.words(w.at("%items", k, f"[{len(record.ITEM)} x i64]"), record.ITEM)
+        held = w.api("PyDict_GetItemWithError", w.pointer(item["owner"]), w.pointer(item["name"]))
+        w.need(w.test("eq", w.address(held), item["value"]))
+        with w.where(w.null(held)):
+            w.need(w.clean())
+    w.give("i1", "true")
+    w.give("i1", "false", at="no")
+
+
+def _builtin(w: Writer) -> None:
     """The builtin: tests, then ``_carries``."""
     one, room = w.room("ptr"), w.room(f"[{record.MOST_SPREAD} x i8]", 64)
-    bytes = w.api("PyTuple_GetItem", "%self", 0)
-    start = w.api("PyBytes_AsString", bytes)
+    start = w.api("PyBytes_AsString", w.object("record"))
     head = w.words(start, record.HEAD)
     w.need(w.null("%names"), "fallback")
     w.need(w.test("eq", "%given", head["arguments"]), "fallback")
@@ -504,13 +472,15 @@ def _builtin(w: _Writer) -> None:
     disjoint = w.at(extents, head["tensors"])
     mutated = w.at(disjoint, head["disjoint"], "[2 x i64]")
     template = mutated
-    for name in ("mutated", "results", "wanted", "rest"):
+    for name in ("mutated", "results", *record.TOLD):
         template = w.at(template, head[name])
+    items, template = template, w.at(template, head["items"], f"[{len(record.ITEM)} x i64]")
     spread, template = template, w.at(template, head["spread"])
     block = w.inst(f"alloca i8, i64 {head['size']}, align 16")
     found = w.inst(f"alloca ptr, i64 {head['checked']}")
     w.copy(block, template, head["size"])
     true, export = f"i64 {head['true']}", f"i64 {head['export']}"
+    w.need(w.inst(f"call i1 @holds(ptr {items}, i64 {head['items']})"), "unexpected")
     with w.each(head["steps"]) as k:
         places = f"ptr %args, ptr {block}, ptr {found}"
         step = w.at(steps, k, step_words)
@@ -540,9 +510,8 @@ def _builtin(w: _Writer) -> None:
         with w.where(w.test("ne", asked, 0)):
             answers(w.object("transforms"), "null", 0, 0)
     with w.where(w.test("ne", w.inst(f"and i64 {head['flags']}, {record.GUARDED}"), 0)):
-        holds = w.object("holds")
         w.store("ptr", w.object("guards"), one)
-        answers(holds, one, 1, 1)
+        answers(w.object("holds"), one, 1, 1)
     with w.each(head["tensors"]) as k:
         nowhere = w.test("eq", w.load(w.at(block, k)), 0)
         needed = w.test("ne", w.load(w.at(extents, k)), 0)
@@ -572,7 +541,7 @@ def _builtin(w: _Writer) -> None:
     w.give("ptr", "null", at="raise")
 
 
-_PARTS: dict[str, Callable[[_Writer], None]] = {
+_PARTS: dict[str, Callable[[Writer], None]] = {
     "internal i32 @asks(ptr %function, ptr %args, i64 %count, i64 %true)": _asks,
     "internal ptr @one(ptr %function, ptr %argument)": _one,
     "internal i1 @is(ptr %value, i64 %type)": _is,
@@ -582,19 +551,18 @@ _PARTS: dict[str, Callable[[_Writer], None]] = {
     "internal i1 @drives(ptr %self, ptr %cell, ptr %block, i64 %flags)": _drives,
     "internal i1 @checks(ptr %self, ptr %found, i64 %count, i64 %true, i64 %spread, ptr %words, "
     "ptr %room, ptr %block)": _checks,
-    "internal ptr @value(ptr %self, ptr %record, ptr %args, ptr %made, i64 %which)": _value,
-    "internal ptr @told(ptr %self, ptr %record, ptr %args, ptr %made, ptr %slots)": _told,
+    "internal i1 @holds(ptr %items, i64 %count)": _holds,
     "internal ptr @carries(ptr %self, ptr %record, ptr %args, ptr %block, ptr %mutated, i64 %true, "
     "i32 %recording)": _carries,
-    f"ptr @{SYMBOL}(ptr %self, ptr %args, i64 %given, ptr %names)": _builtin,
+    f"ptr @{record.SYMBOLS[0]}(ptr %self, ptr %args, i64 %given, ptr %names)": _builtin,
 }  # fmt: skip
 
 
-def text() -> str:
-    """The LLVM IR."""
+def text(more: Mapping[str, Callable[[Writer], None]]) -> str:
+    """The LLVM IR, with ``more`` functions, by their headers."""
     module = Module()
-    for header, write in _PARTS.items():
-        writer = _Writer(module)
+    for header, write in {**more, **_PARTS}.items():
+        writer = Writer(module)
         write(writer)
         writer.finish(f"define {header}")
     return str(module)

@@ -49,6 +49,7 @@ from weft.passes.write_out import carries_small_arrays, small_loops, write_out
 from weft.schedule.language import Cooperate, Schedule, SharedArrays, only, parse, several, show
 from weft.schedule.nest import loops_of
 from weft.schedule.recurrences import MOST_JOINT, composes
+from weft.settings import deeply
 from weft.source import FunctionSource
 from weft.values import mutable
 
@@ -59,6 +60,7 @@ DEFAULTS = Options()
 Variants = Mapping[Pass, Sequence[Pass]]  # what stands in place of a pass
 
 
+@deeply
 def to_code(
     function: Function, options: Options, *, noalias: bool = True,
     listener: Callable[[str, Function], None] | None = None, asked: str | None = None,
@@ -78,6 +80,7 @@ def to_code(
     return cpu.compile_cpu(function, schedule, made_for, streaming_beyond, columns)
 
 
+@deeply
 def optimize_for_cpu(
     function: Function, options: Options = DEFAULTS, *, noalias: bool = True,
     listener: Callable[[str, Function], None] | None = None, asked: bool = False,
@@ -94,6 +97,7 @@ def optimize_for_cpu(
     return _passed(function, options, noalias, listener, without, first)
 
 
+@deeply
 def race_checked(function: Function, *, noalias: bool) -> Function | None:
     """``function`` without its prints, if races are to be looked for when it runs; None where index
     sets decide about them."""
@@ -104,6 +108,7 @@ def race_checked(function: Function, *, noalias: bool) -> Function | None:
     return Rewriter(lambda op, _: [] if op.name == "weft.print" else None).function(function)
 
 
+@deeply
 def optimize(
     function: Function, options: Options = DEFAULTS, *, noalias: bool = True,
     listener: Callable[[str, Function], None] | None = None, asked: str | None = None,
@@ -152,6 +157,7 @@ def optimize(
     return _passed(function, options, noalias, listener, without, other=other)
 
 
+@deeply
 def to_shader(
     function: Function, options: Options, dialect: str, *, watch: bool = False
 ) -> ShaderCode:
@@ -162,6 +168,7 @@ def to_shader(
     return emit.compile_shader(optimize(function, options), dialect, watch=watch)
 
 
+@deeply
 def shader_facts(function: Function, dialect: str) -> ShaderFacts:
     """What launching is to know of ``function``, the result of ``optimize``, as a shader."""
     from weft.codegen.shader import emit  # where shaders are asked for
@@ -169,6 +176,7 @@ def shader_facts(function: Function, dialect: str) -> ShaderFacts:
     return emit.analyse(function, dialect)
 
 
+@deeply
 def shader_form(
     function: Function, schedule: Schedule, threads: tuple[int, int, int], private: int,
     dialect: str, *, watch: bool,
@@ -256,6 +264,7 @@ def _equal_sizes(function: Function, equal: Mapping[str | Size, Size]) -> dict[V
     return found
 
 
+@deeply
 def stages(
     region: Region, specs: dict[str, Spec], source: FunctionSource, options: Options, *,
     arch: str = "", taken: str = "", streaming_beyond: int | None = None, columns: str = "",

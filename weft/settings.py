@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from weft.errors import KernelSyntaxError, Span
 
@@ -104,3 +105,22 @@ def deep(span: Span) -> Generator[None]:
                 help="give parts of a long expression names, and let fewer functions call each "
                 "other",
             ) from None  # fmt: skip
+
+
+class _OfSource(Protocol):
+    span: Any
+
+
+P = ParamSpec("P")
+S = TypeVar("S", bound=_OfSource)
+
+
+def deeply(function: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """``function`` with deeper recursion inside: its first argument says where that comes from."""
+
+    @functools.wraps(function)
+    def call(of: S, *args: P.args, **kwargs: P.kwargs) -> T:
+        with deep(of.span):
+            return function(of, *args, **kwargs)
+
+    return call

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import weft
+from weft.frontend import guarded_loads
 
 
 @weft.kernel
@@ -209,3 +210,32 @@ def test_what_stores_is_done_on_both_sides():
     counted(x, out)
     assert x[0] == 4.0
     assert out.tolist() == [0.0, 0.0, 0.0, 2.0, 3.0]
+
+
+def test_what_is_looked_at_grows_with_the_loop(monkeypatch):
+    """Not with its square: each choice looks at what it alone asks for."""
+    looked = [0]
+    moves = guarded_loads._moves
+
+    def counting(op):
+        looked[0] += 1
+        return moves(op)
+
+    monkeypatch.setattr(guarded_loads, "_moves", counting)
+
+    def looks(steps):
+        @weft.kernel
+        def forward(em, trans):
+            out = torch.empty(em.shape[0])
+            for b in out:
+                a = em[b, 0]
+                for t in weft.static(range(1, steps)):
+                    a = torch.logaddexp(a + trans[t % 2], a * 0.5) + em[b, t]
+                out[b] = a
+            return out
+
+        looked[0] = 0
+        forward(torch.rand(2, steps), torch.rand(2))
+        return looked[0]
+
+    assert 0 < looks(24) < 2.5 * looks(12)

@@ -70,3 +70,39 @@ def test_2000_terms_on_one_line(imported: Imported) -> None:
     x, o = torch.tensor([1.0, -2.0]), torch.zeros(2)
     f(x, o)
     assert o.tolist() == [1999000.0, -3998000.0]
+
+
+@weft.kernel
+def hashed(x):
+    out = torch.empty_like(x)
+    for i in x:
+        k = i
+        for t in weft.static(range(200)):
+            k = (k * 5 + t) % x.shape[0]
+        out[i] = x[k] * x[k]
+    return out
+
+
+def _seen(x):
+    hashed.inspect(x)
+    hashed.backward.inspect(x)
+    return hashed.cost(x), hashed.sharding(x), hashed.schedules(x)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        _seen, lambda x: torch.func.vmap(hashed)(x[None]).sum(),
+        lambda x: torch.func.jvp(hashed, (x,), (x,)),
+        lambda x: torch.compile(hashed, fullgraph=True, backend="aot_eager")(x),
+    ],
+    ids=["seen", "vmap", "jvp", "graph"],
+)  # fmt: skip
+def test_deep_subscripts_are_followed_by_all_that_asks_of_a_loop(use):
+    """Not by compiled calls alone: the others ended in Python's RecursionError."""
+    use(torch.rand(11, dtype=torch.float64))
+
+
+def test_gradients_of_deep_subscripts():
+    x = torch.rand(11, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(hashed, [x])

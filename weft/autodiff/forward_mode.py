@@ -19,10 +19,12 @@ from weft.index.expression import Poly
 from weft.ir.core import Function, Op, Value
 from weft.ir.types import SCALARS, MemRefType, ScalarType, i64, index
 from weft.ir.views import Parallel, memory
+from weft.settings import deeply
 
 _EXTREMA = ("maximumf", "minimumf")
 
 
+@deeply
 def forward_mode(function: Function, wanted: Collection[int]) -> Tangent:
     """``function`` with the tangents that follow from those of its arguments ``wanted``
     (positions of memrefs or float scalars; the tangent of a scalar ``a`` is a scalar ``t.a``).

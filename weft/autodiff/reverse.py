@@ -28,11 +28,13 @@ from weft.index.expression import Dim, Poly, atom
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.types import ScalarType, compute_type
 from weft.ir.views import Parallel
+from weft.settings import deeply
 
 # What may follow the parallel loop: totals are converted and written.
 _TAIL = ("memref.store", "memref.atomic_rmw", "arith.truncf", "arith.extf")
 
 
+@deeply
 def reverse(
     function: Function,
     wanted: Collection[int],
@@ -63,6 +65,7 @@ def reverse(
     ).taken_apart(Form(**form))  # fmt: skip
 
 
+@deeply
 def undone(
     function: Function, wanted: Collection[int], kept: Collection[int], *, lasting: bool,
     checkpoints: Collection[Op], chunk: int, results: Collection[int],

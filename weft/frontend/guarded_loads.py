@@ -71,11 +71,15 @@ class _Guards:
         self._points = Points(function)
         self._around = self._points.around
         self._least = Least(function, self._points)
-        self._checks = checks
+        self._integers, self._unknown = (
+            functools.cache(_integers),
+            functools.cache(self._unknown_of),
+        )
         self._blocks: dict[Op, Block] = {}
         self._users: dict[Value, list[Op]] = {}
         self._branches: dict[Op, Arm] = {}
         self._note(function.body)
+        self._checking = self._for_checks(function, checks)
         self._accesses = functools.cache(
             lambda: {access.op: access for access in Extraction(function).found}
         )
@@ -88,18 +92,28 @@ class _Guards:
             for region in op.regions:
                 self._note(region)
 
+    def _for_checks(self, function: Function, checks: Collection[Op]) -> set[Op]:
+        """The ``checks``, those of subscripts, and what is computed for them alone."""
+        found = {*checks, *(op for op in self._blocks if op.name == "weft.bounds")}
+        for op in reversed([*walk(function.body)] if found else []):
+            users = [user for v in op.results for user in self._users.get(v, ())]
+            if users and OPS[op.name].pure and found.issuperset(users):
+                found.add(op)
+        return found
+
     def put(self, arm: Arm) -> None:
         """Lets ``arm`` be computed where it counts, if something may be out of range elsewhere."""
         block, value = self._blocks[arm.choice], arm.value
         if arm.choice.operands.count(value) > 1:
             return
-        place = block.ops.index(arm.choice)
-        made = self._made(value, block)
-        if not any(self._may_miss(load, arm.condition) for op in made for load in _loads(op)):
-            return
-        own = self._own(arm, made, block, place)
+        own = self._own(arm, block)
         if not any(self._may_miss(load, arm.condition) for op in own for load in _loads(op)):
             return
+        place = block.ops.index(arm.choice)
+        own = self._movable(own, arm, block, place)
+        if not any(self._may_miss(load, arm.condition) for op in own for load in _loads(op)):
+            return
+        own |= self._checks_of(own, block)
         b = Builder(Block(), arm.choice.span)
         branch = b.if_(arm.condition, [value.type])
         side, other = branch.regions if arm.holds else reversed(branch.regions)
@@ -157,53 +171,60 @@ class _Guards:
         return None
 
     # --- what an arm is computed of ---------------------------------------------------------------
-    def _made(self, value: Value, block: Block) -> set[Op]:
-        """The operations of ``block`` that ``value`` is computed of."""
-        found, waiting = set[Op](), [value]
+    def _own(self, arm: Arm, block: Block) -> set[Op]:
+        """The operations of ``block`` that only ``arm`` asks for, apart from checks."""
+        own, waiting = set[Op](), [arm.value.op]
         while waiting:
-            op = waiting.pop().op
-            if op is not None and op not in found and self._blocks[op] is block:
-                found.add(op)
-                waiting += inputs(op)
-        return found
+            op = waiting.pop()
+            if (
+                op is not None and op not in own and self._blocks[op] is block and _moves(op)
+                and self._is_asked_by(op, own, arm, block)
+            ):  # fmt: skip
+                own.add(op)
+                waiting += [v.op for v in inputs(op)]  # again, where another one asks for it, too
+        return own
 
-    def _own(self, arm: Arm, made: set[Op], block: Block, place: int) -> set[Op]:
-        """Those of ``made``, and checks of them, that nothing but ``arm`` asks for."""
-        own, checks, changed = set[Op](), list[Op](), False
+    def _is_asked_by(self, op: Op, own: set[Op], arm: Arm, block: Block) -> bool:
+        """Whether only ``own`` and ``arm`` ask for what ``op`` gives, apart from checks."""
+        return all(
+            user in self._checking or self._directly(user, block) in own
+            or (user is arm.choice and value is arm.value)
+            for value in op.results
+            for user in self._users.get(value, ())
+        )  # fmt: skip
+
+    def _movable(self, own: set[Op], arm: Arm, block: Block, place: int) -> set[Op]:
+        """Those of ``own`` that may wait for ``arm``: loads not, if something is stored before."""
+        left, changed = set(own), False
         for op in reversed(block.ops[:place]):
-            if op in made:
-                if _moves(op) and not (changed and any(_loads(op))):
-                    own.add(op)
-            elif op.name == "weft.bounds" or op in self._checks:
-                checks.append(op)
-            changed = changed or _changes(op)
-        for check in checks:
-            if check.name == "weft.bounds":
-                own.add(check)
-            elif any(load for op in self._checked(check, block) & own for load in _loads(op)):
-                own |= {check, *filter(_moves, self._checked(check, block))}
+            if not left:
+                break
+            left.discard(op)
+            if changed and any(_loads(op)):
+                own = own - {op}
+            changed = changed or (op not in own and _changes(op))
         size = -1
         while len(own) != size:
             size = len(own)
             own = {op for op in own if self._is_asked_by(op, own, arm, block)}
         return own
 
-    def _checked(self, check: Op, block: Block) -> set[Op]:
-        return set[Op]().union(*(self._made(v, block) for v in check.operands))
-
-    def _is_asked_by(self, op: Op, own: set[Op], arm: Arm, block: Block) -> bool:
-        """Whether only ``own`` and ``arm`` ask for what ``op`` gives; of a check, whether it is
-        about one of ``own``."""
-        if op.name == "weft.bounds":
-            access = self._subscripted(op, block)
-            return access is not None and self._directly(access, block) in own
-        if op in self._checks:
-            return any(load for o in self._checked(op, block) & own for load in _loads(o))
-        return all(
-            self._directly(user, block) in own or (user is arm.choice and value is arm.value)
-            for value in op.results
-            for user in self._users.get(value, ())
-        )
+    def _checks_of(self, own: set[Op], block: Block) -> set[Op]:
+        """The checks of what ``own`` computes and loads, with what they compute."""
+        found, waiting = set[Op](), [user for op in own for v in op.results
+                                     for user in self._users.get(v, ())]  # fmt: skip
+        waiting += [
+            user for op in own for load in _loads(op) for v in memory(load)[1]
+            for user in self._users[v]
+            if user.name == "weft.bounds" and self._blocks[user] is block
+            and self._subscripted(user, block) is load
+        ]  # fmt: skip
+        while waiting:
+            op = waiting.pop()
+            if op in self._checking and op not in found and self._blocks[op] is block:
+                found.add(op)
+                waiting += [user for v in op.results for user in self._users.get(v, ())]
+        return found
 
     def _subscripted(self, check: Op, block: Block) -> Op | None:
         """The access whose subscript ``check`` is about: the next one with it."""
@@ -232,17 +253,23 @@ class _Guards:
     def _may_miss(self, load: Op, condition: Value) -> bool:
         """Whether ``load`` is not known to be in range: it may be in front of the tensor, or
         ``condition`` is about its subscript."""
+        return any(
+            in_front or bool(self._integers(condition) & self._integers(subscript))
+            for subscript, in_front in self._unknown(load)
+        )
+
+    def _unknown_of(self, load: Op) -> list[tuple[Value, bool]]:
+        """The subscripts of a tensor that are not proven to be in range, and whether they may be
+        negative."""
         memref, at, _ = memory(load)
         if memref not in self._function.args:
-            return False
+            return []
         inside = always_in_range(self._accesses()[load], lambda _: None, isl=False)
-        return any(
-            not known and (
-                (self._least.at(subscript, load) < 0 and not self._from_end(subscript))
-                or bool(_integers(condition) & _integers(subscript))
-            )
+        return [
+            (subscript, self._least.at(subscript, load) < 0 and not self._from_end(subscript))
             for subscript, known in zip(at, inside, strict=True)
-        )  # fmt: skip
+            if not known
+        ]
 
     def _from_end(self, subscript: Value) -> bool:
         """Whether it is a literal, counted from the end."""

@@ -77,6 +77,7 @@ from weft.ir import types as ir
 from weft.ir.builder import Builder, identity
 from weft.ir.core import Function, Op, Value
 from weft.lang.elements import Elementwise
+from weft.settings import deeply
 from weft.source import FunctionSource, subtree
 from weft.values import mutable
 
@@ -97,6 +98,7 @@ class Lowered:
     typed_source: str
 
 
+@deeply
 def lower(
     region: Region, specs: dict[str, Spec], source: FunctionSource, *, debug: bool = False
 ) -> Lowered:

@@ -29,6 +29,7 @@ from weft.index.expression import (
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.types import ScalarType
 from weft.ir.views import For, If, Parallel, memory
+from weft.settings import deep
 from weft.values import frozen, mutable
 
 KINDS = {
@@ -156,7 +157,8 @@ class Extraction:
         self._ivs: set[Value] = set()
         self._polys: dict[Value, Poly | None] = {value: atom(value) for value in atoms}
         self._conditions: dict[Value, Condition | None] = {}
-        self._walk(function.body, (), ())
+        with deep(function.span):
+            self._walk(function.body, (), ())
 
     def _walk(
         self, block: Block, loops: tuple[Loop, ...], guards: tuple[Condition | None, ...]

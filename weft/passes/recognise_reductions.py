@@ -77,12 +77,16 @@ def _apart(updates: dict[Op, Element]) -> bool:
 
 def _invariant(value: Value, inside: Collection[Value]) -> bool:
     """Whether ``value`` is there in front of the loop, or may be computed there."""
-    if value not in inside:
-        return True
-    op = value.op
-    if op is None or op.regions or not OPS[op.name].pure:
-        return False
-    return all(_invariant(v, inside) for v in op.operands)
+    seen, waiting = set[Value](), [value]
+    while waiting:
+        one = waiting.pop()
+        if one in seen or one not in inside:
+            continue
+        seen.add(one)
+        if one.op is None or one.op.regions or not OPS[one.op.name].pure:
+            return False
+        waiting += one.op.operands
+    return True
 
 
 class _Recogniser(Accumulating):

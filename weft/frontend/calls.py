@@ -12,7 +12,7 @@ import functools
 import inspect
 import math
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -133,17 +133,8 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
     if names.canonical(target) is None:
         target = function_table.stands_for(target)
         function = function if target is written else Static(target)
-    if isinstance(target, torch.dtype):  # `x.dtype(v)` casts, too
-        target = complex_type(target) or as_dtype(target)
-    if isinstance(target, DType | ComplexType):
-        (x,) = bound(("x",), repr(target))
-        if _is_of_numpy(written) and isinstance(x, Static):  # a number of Python's, too
-            return of_constants(lambda value: written(value).item(), [x.value], node, span)
-        return cast(cx, x, target, span)
-    if isinstance(target, (VectorType, MatrixType)):
-        return vector_type(cx, target, bound(("x -", "*"), ast.unparse(node.func)), span)
-    if records.makes_records(target):
-        return records.make(cx, target, positional(cx, node), keywords(cx, node), span)
+    if (made := _of_type(cx, node, target, written, bound)) is not None:
+        return made
     name = names.canonical(target)
     if name in ("sum", "min", "max", "any", "all", "next"):
         found = comprehensions.of_generator(cx, name, node)
@@ -171,6 +162,26 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
     if name in FUNCTIONS and any(map(is_complex, given)):
         return complex_calls.of_complex(cx, name, text, given, span)
     return handler(cx, node, given)
+
+
+def _of_type(
+    cx: Lowering, node: ast.Call, target: Any, written: Any,
+    bound: Callable[[tuple[str, ...] | None, str], list[Operand]],
+) -> Operand | None:  # fmt: skip
+    """A call of a type, which casts or makes one: of ``target``, which stands for ``written``."""
+    span = cx.span(node)
+    if isinstance(target, torch.dtype):  # `x.dtype(v)` casts, too
+        target = complex_type(target) or as_dtype(target)
+    if isinstance(target, DType | ComplexType):
+        (x,) = bound(("x",), repr(target))
+        if _is_of_numpy(written) and isinstance(x, Static):  # a number of Python's, too
+            return of_constants(lambda value: written(value).item(), [x.value], node, span)
+        return cast(cx, x, target, span)
+    if isinstance(target, (VectorType, MatrixType)):
+        return vector_type(cx, target, bound(("x -", "*"), ast.unparse(node.func)), span)
+    if records.makes_records(target):
+        return records.make(cx, target, positional(cx, node), keywords(cx, node), span)
+    return None
 
 
 def _of_no_numbers(

@@ -12,10 +12,9 @@ import functools
 import inspect
 import math
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
@@ -44,6 +43,7 @@ from weft.frontend import (
     sequences,
     signatures,
     statics,
+    type_calls,
     uncallable,
 )
 from weft.frontend.arguments import keywords, positional
@@ -54,7 +54,6 @@ from weft.frontend.casts import (
     dtype_from,
     of_constants,
     static_items,
-    vector_type,
 )
 from weft.frontend.closures import LocalFunction
 from weft.frontend.context import EXPRESSIONS, Lowering
@@ -82,9 +81,7 @@ from weft.frontend.names import KNOWN_MODULES, dotted
 from weft.frontend.scope import Guard
 from weft.frontend.statics import stop_grad
 from weft.lang import function_table, names
-from weft.lang.dtypes import ComplexType, DType, as_dtype, complex_type
 from weft.lang.types import TYPE_QUESTIONS, matrix, vector
-from weft.lang.vectors import MatrixType, VectorType
 from weft.source import adds_nothing
 
 
@@ -133,7 +130,7 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
     if names.canonical(target) is None:
         target = function_table.stands_for(target)
         function = function if target is written else Static(target)
-    if (made := _of_type(cx, node, target, written, bound)) is not None:
+    if (made := type_calls.call(cx, node, target, written, bound)) is not None:
         return made
     name = names.canonical(target)
     if name in ("sum", "min", "max", "any", "all", "next"):
@@ -162,26 +159,6 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
     if name in FUNCTIONS and any(map(is_complex, given)):
         return complex_calls.of_complex(cx, name, text, given, span)
     return handler(cx, node, given)
-
-
-def _of_type(
-    cx: Lowering, node: ast.Call, target: Any, written: Any,
-    bound: Callable[[tuple[str, ...] | None, str], list[Operand]],
-) -> Operand | None:  # fmt: skip
-    """A call of a type, which casts or makes one: of ``target``, which stands for ``written``."""
-    span = cx.span(node)
-    if isinstance(target, torch.dtype):  # `x.dtype(v)` casts, too
-        target = complex_type(target) or as_dtype(target)
-    if isinstance(target, DType | ComplexType):
-        (x,) = bound(("x",), repr(target))
-        if _is_of_numpy(written) and isinstance(x, Static):  # a number of Python's, too
-            return of_constants(lambda value: written(value).item(), [x.value], node, span)
-        return cast(cx, x, target, span)
-    if isinstance(target, (VectorType, MatrixType)):
-        return vector_type(cx, target, bound(("x -", "*"), ast.unparse(node.func)), span)
-    if records.makes_records(target):
-        return records.make(cx, target, positional(cx, node), keywords(cx, node), span)
-    return None
 
 
 def _of_no_numbers(
@@ -331,11 +308,6 @@ _OF_CONSTANTS = (
     ord, chr, str, vector, matrix, *TYPE_QUESTIONS, *function_table.LIMITS,
     *(f for f in vars(math).values() if callable(f)),
 )  # fmt: skip
-
-
-def _is_of_numpy(target: Any) -> bool:
-    """Whether it is one of NumPy's types of scalars."""
-    return isinstance(target, type) and issubclass(target, np.generic)
 
 
 def _to(dtype: Any) -> Handler:

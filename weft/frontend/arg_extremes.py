@@ -185,9 +185,7 @@ def _two_loops(loop: ast.For, pair: _Pair) -> list[ast.stmt]:
     step = ast.BinOp(ast.BinOp(load(first), ast.Sub(), load(pair.at)), ast.Mult(), found)
     statements = [
         assign(start, load(pair.best)),
-        without(
-            ast.If(copied_tree(pair.test), [assign(pair.best, copied_tree(pair.value))], [])
-        ),
+        without(ast.If(copied_tree(pair.test), [assign(pair.best, copied_tree(pair.value))], [])),
         assign(first, ast.Constant(_NONE)),
         without(ast.If(is_first, [smaller], [])),
         assign(pair.at, ast.BinOp(load(pair.at), ast.Add(), step)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
@@ -10,10 +10,10 @@ from weft.ir.ops import OPS
 from weft.ir.types import f32, f64
 from weft.ir.views import For, Select, is_constant, made_by
 from weft.passes.same_range_loops import (
+    Touched,
     ValueNumbers,
     may_reuse_memory,
     same_range_loops,
-    touches,
     walk_blocks,
 )
 from weft.values import frozen
@@ -93,11 +93,15 @@ class _Term:
 def _first(function: Function) -> _Factored | None:
     uses = _Uses(function)
     for block in walk_blocks(function.body):
-        for group in same_range_loops(block):
+        groups = same_range_loops(block)
+        touched = Touched(block) if groups else None
+        for group in groups:
+            before: dict[int, list[_Term]] = {}
             for n, place in enumerate(group):
                 loop = block.ops[place]
                 terms = _terms(loop, uses)
-                known = _known(block, group[:n], place, terms, uses)
+                known = _known(block, before, place, terms, touched) if touched else {}
+                before[place] = terms
                 cores = [t.core for t in terms]
                 moved = [t for t in terms if any(name != "arith.negf" for name, _ in t.by)]
                 twice = len({*cores}) < len(cores) and any(t.by for t in terms)
@@ -162,20 +166,21 @@ def _quotient(op: Op, inside: set[Value], body: Block) -> tuple[Value, Value] | 
 
 
 def _known(
-    block: Block, others: Sequence[int], place: int, terms: Sequence[_Term], uses: _Uses
-) -> dict[Value, Value]:
-    """Of cores of ``terms``, of the loop at ``place``, the sums that ``others`` in front have."""
+    block: Block, others: Mapping[int, Sequence[_Term]], place: int, terms: Sequence[_Term],
+    touched: Touched,
+) -> dict[Value, Value]:  # fmt: skip
+    """Of cores of ``terms``, of the loop at ``place``, the sums that loops at ``others``, with
+    their terms, in front have."""
     found: dict[Value, Value] = {}
-    for early in others:
+    for early, theirs in others.items() if terms else ():
         loop = block.ops[early]
         sums: dict[Hashable, Value] = {
-            t.core: For(loop).rows[t.place][3] for t in _terms(loop, uses)
+            t.core: For(loop).rows[t.place][3] for t in theirs
             if not t.by and is_constant(For(loop).inits[t.place], 0)
         }  # fmt: skip
         if not sums:
             continue
-        span = block.ops[early : place + 1]
-        changed = {m for op in span for x, m in touches(op) if x.name != "memref.load"}
+        changed = touched.changed(early, place)
         equal = ValueNumbers(loop, lambda m, c=changed: m not in c).matched(block.ops[place])
         for term in terms:
             if (total := sums.get(equal.get(term.core))) is not None:

@@ -7,6 +7,7 @@ Precondition: none. Non-goals: accumulations that meet are not turned into reduc
 from __future__ import annotations
 
 import logging
+from collections.abc import Hashable
 
 from weft.index.access import Access, accesses
 from weft.index.budget import Budget
@@ -32,6 +33,11 @@ def relax_atomics(function: Function) -> Function:
     return Rewriter(visit).function(function)
 
 
+def _question(access: Access) -> Hashable:
+    """What is equal for accesses of the same elements by the same iterations."""
+    return access.subscripts, *map(id, access.loops), *map(id, access.guards)
+
+
 def _accumulations(function: Function) -> list[Op]:
     return [op for op in walk(function.body) if op.name == "memref.atomic_rmw"]
 
@@ -47,11 +53,15 @@ def _decisions(function: Function) -> dict[Op, bool]:
     decisions: dict[Op, bool] = {}
     budget = Budget()
     for (loop, _), group in by_array.items():
+        distinct = {_question(access): access for access in group}
+        proven: dict[Hashable, bool] = {}
         for access in group:
             if access.kind == "rmw" and access.op.attrs["atomic"]:
-                alone = loop is None or access.local
-                plain = alone or all(proven_apart(access, b, budget) for b in (access, *group))
-                decisions[access.op] = plain
+                plain, question = loop is None or access.local, _question(access)
+                if not plain and question not in proven:
+                    every = (access, *distinct.values())
+                    proven[question] = all(proven_apart(access, b, budget) for b in every)
+                decisions[access.op] = plain = plain or proven[question]
                 if log.isEnabledFor(logging.DEBUG):
                     how = "plain" if plain else "atomic"
                     log.debug("%s: %s is %s", function.name, access.where, how)

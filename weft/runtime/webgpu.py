@@ -6,12 +6,14 @@ the device, runs it, and copies back what it changed.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import logging
 import struct
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, wait
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +27,7 @@ from weft.settings import rarely_collected
 from weft.values import frozen
 
 _MOST_BINDINGS, _MOST_LAUNCHES = 64, 1024  # of a call that are kept
+_LARGE = 1 << 20  # bytes that take longer to copy than another thread to begin
 
 
 class WebGpu(Language):
@@ -117,10 +120,11 @@ class Call:
     def _anew(self, slots: bytes) -> None:
         key = self._fixed(slots)[8 * self.first :]
         sizes = b"".join([slots[8 * k : 8 * k + 8] for k in self.sizes])
+        sent: dict[Home, Future[None]] = {}
         if sizes not in self.launches:
             if len(self.launches) >= _MOST_LAUNCHES:
                 self.launches.clear()
-            with rarely_collected:
+            with rarely_collected, self._uploading(slots, sent):
                 launch = self.launches[sizes] = self.compiled.launch(slots)
                 if launch is not None:
                     self.choice = launch.choice
@@ -133,7 +137,8 @@ class Call:
         buffers: dict[str, Any] = {}
         homes: dict[str, Home] = {}
         try:
-            moved = self._uploaded(launch, form, slots, buffers, homes)
+            moved = sum(home.bytes for home in sent)
+            moved += self._uploaded(launch, form, slots, buffers, homes)
             binding = self._binding(launch, key, slots, {**buffers, **_buffers(homes)})
             changed = {f"a{k}" for k in self.facts.changed}
             self._run(binding, [home for name, home in homes.items() if name in changed],
@@ -158,6 +163,28 @@ class Call:
             self.ready[self._fixed(slots)] = Ready(
                 binding, tuple((weakref.ref(h), n in changed) for n, h in homes.items()), on.epoch
             )
+
+    @contextlib.contextmanager
+    def _uploading(self, slots: bytes, sent: dict[Home, Future[None]]) -> Generator[None]:
+        """Large tensors that live on the device are copied there while their loop is compiled:
+        those that come into ``sent``."""
+        for k, slot in enumerate(self.facts.slots):
+            if slot.kind != "pointer" or slot.arg not in self.facts.copied:
+                continue
+            (address,) = struct.unpack_from("<Q", slots, 8 * k)
+            home = Home.by_address.get(address)
+            if home is None or home in sent or home.newest is not HOST or home.bytes < _LARGE:
+                continue
+            if self._at_home(home):
+                memory = _memory(home.address, home.bytes)
+                sent[home] = self.on.upload_aside(home.buffer, memory)
+        try:
+            yield
+        finally:
+            wait(sent.values())
+        for home, future in sent.items():
+            future.result()
+            home.newest = BOTH
 
     @functools.cached_property
     def record(self) -> Any:

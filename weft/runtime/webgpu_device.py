@@ -9,6 +9,7 @@ import importlib
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -184,9 +185,18 @@ class Device:
         return self.buffers.epoch
 
     def upload(self, buffer: Any, data: Any) -> None:
+        if id(buffer) in self._batch:  # which runs with what is there now
+            self.submit()
+        self._written(buffer, data)
+
+    def upload_aside(self, buffer: Any, data: Any) -> Future[None]:
+        """Begins an ``upload``, which a thread carries out."""
+        if id(buffer) in self._batch:
+            self.submit()
+        return self.pipelines.aside(self._written, buffer, data)
+
+    def _written(self, buffer: Any, data: Any) -> None:
         with timing.stage("upload"):
-            if id(buffer) in self._batch:  # which runs with what is there now
-                self.submit()
             self.device.queue.write_buffer(buffer, 0, data)
 
     def read(self, buffer: Any, address: int, size: int) -> None:

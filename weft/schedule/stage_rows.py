@@ -14,8 +14,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 
-from weft.index.access import Extraction
 from weft.index.expression import Poly, atom, number
+from weft.index.integers import Integers
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, below, slice_of, walk
 from weft.ir.ops import OPS
@@ -65,6 +65,7 @@ class Row:
     length: int = 0
     pitch: int = 0
     base: int = 0
+    before: int = 0
 
     @property
     def first(self) -> Op:
@@ -76,7 +77,12 @@ class Row:
 
     @property
     def low(self) -> int:
-        return min(self.loads.values())
+        return min(self.loads.values()) - self.before
+
+    def reaches(self, length: int) -> None:
+        self.length = length
+        # An odd number of vectors: neighbours along y read in other banks.
+        self.pitch = 4 * (-(-length // 4) | 1)
 
 
 @mutable
@@ -90,11 +96,11 @@ class Tile:
 
 
 def rows_of(
-    function: Function, group: Sequence[Op], tile: Tile, turns: int, found: Extraction | None = None
+    function: Function, group: Sequence[Op], tile: Tile, turns: int, found: Integers | None = None
 ) -> list[Row]:
     """What the threads of a block load of rows in ``group``, loops of which one follows the other,
     in so many turns."""
-    found = found or Extraction(function)
+    found = found or Integers(function)
     changed, rows = written(function), dict[object, Row]()
     for loop in group:
         iv = For(loop).index
@@ -123,9 +129,7 @@ def rows_of(
     for row in rows.values():
         spread = max(row.loads.values()) - row.low
         far = sum((tile.sides[side] - 1) * abs(n) for side, n in row.across.items())
-        row.length = turns + spread + far
-        # An odd number of vectors: neighbours along y read in other banks.
-        row.pitch = 4 * (-(-row.length // 4) | 1)
+        row.reaches(turns + spread + far)
     return list(rows.values())
 
 
@@ -217,7 +221,7 @@ class _Tiles(Rewriter):
                 which.setdefault(self.sides[op.attrs[TILE]], op.result)
         self.along = {side: Variation(parallel.body, {thread: 1})
                       for side, thread in self.tile.threads.items()}  # fmt: skip
-        self.found = Extraction(function, [*self.tile.blocks.values(), *self.tile.threads.values()])
+        self.found = Integers(function, [*self.tile.blocks.values(), *self.tile.threads.values()])
         groups = list(groups_of(parallel))
         self.firsts = {group[0]: (block, group) for block, group in groups}
         self.loop_of = {op: loop for _, group in groups for loop in group for op in loads_of(loop)}
@@ -415,13 +419,19 @@ class _Elements(_Tiles):
 
     def _width(self, row: Row, group: Sequence[Op]) -> int:
         """How many elements are loaded as a vector."""
+        width, behind = self._behind(row, group)
+        return width if behind == 0 else 1
+
+    def _behind(self, row: Row, group: Sequence[Op]) -> tuple[int, int]:
+        """How many elements may be loaded as a vector, and by how many the first of the row is
+        behind one."""
         memref, turns = memory(row.first)[0], group[0].attrs[STAGED]
         width = self.limits.get(memref, 0) // row.element.bytes
         begin = self.found.poly(For(group[0]).lower)
         # Rows that begin at whole vectors end at them, too, where one follows the other.
         whole = memref.memref.layout == "contiguous" and memref.memref.rank > 1
         if width < 2 or turns % width or begin is None or not whole:
-            return 1
+            return 1, 0
         first: dict[object, Poly] = {
             self.tile.threads[side]: number(0 if slope > 0 else self.tile.sides[side] - 1)
             for side, slope in row.across.items()
@@ -430,7 +440,7 @@ class _Elements(_Tiles):
         if row.sign < 0:
             place = place - number(turns - 1)
         asked = behind(place, width, {*self.old.args})
-        return width if asked is not None and asked[0] == 0 else 1
+        return (1, 0) if asked is None else (width, asked[0])
 
 
 class _Staging(_Elements):
@@ -446,18 +456,25 @@ class _Staging(_Elements):
     def _whole(self, op: Op) -> list[Value]:
         """A branch that all threads of the block take together: whose condition holds for those at
         the block's corners, and so for all between them."""
-        assert is_convex(If(op).condition, [*self.along.values()])
+        condition = If(op).condition
+        assert is_convex(condition, [*self.along.values()])
         whole: Value | None = None
-        ends = ((0, self.tile.sides[side] - 1) for side in self.tile.threads)
-        for corner in itertools.product(*ends):
-            condition = self.in_front(If(op).condition, self.inside, self._corner(corner))
-            whole = condition if whole is None else self.op("arith.andi", whole, condition)
+        for corner in itertools.product(*(self._deciding(condition, k) for k in self.tile.threads)):
+            holds = self.in_front(condition, self.inside, self._corner(corner))
+            whole = holds if whole is None else self.op("arith.andi", whole, holds)
         assert whole is not None
         made = self.if_(whole)
         made.attrs |= op.attrs
         for old, new in zip(op.regions, made.regions, strict=True):
             self.region(old, new)
         return []
+
+    def _deciding(self, condition: Value, side: int) -> list[int]:
+        """The threads along ``side`` for which ``condition`` has to hold so that it does for all
+        between them."""
+        ends = self.along[side].ends(condition)
+        last = self.tile.sides[side] - 1
+        return sorted({k % (last + 1) for k in ((0, last) if ends is None else ends or (0,))})
 
     def copy(self, op: Op) -> Op:
         row = self.of.get(op)
@@ -466,6 +483,10 @@ class _Staging(_Elements):
     def _staged(self, block: Block, group: list[Op]) -> list[Value]:
         turns = group[0].attrs[STAGED]
         rows = rows_of(self.old, group, self.tile, turns, self.found)
+        for row in rows if WORKGROUP in self.old.attrs else ():
+            if before := self._behind(row, group)[1]:
+                row.before = before
+                row.reaches(row.length + before)
         sizes = laid_out(rows, self.tile)
         with self.at(self.front):
             self.shared = {
@@ -591,7 +612,7 @@ def why_not_staged(nest: LoopNest, step: RegisterWindow, schedule: Schedule) -> 
         )  # fmt: skip
     if not together(nest, loop, tile, backwards=Reverse(step.loop) in schedule):
         return Refusal(f"threads of a block do not come to `{step.loop}` together", loop.span)
-    rows = rows_of(nest.function, [loop], tile, step.staged, nest.extraction)
+    rows = rows_of(nest.function, [loop], tile, step.staged, nest.integers)
     if not rows or not nest.function.attrs.get("noalias", True):
         return Refusal(f"`{step.loop}` loads no rows that threads of a block share", loop.span)
     size = sum(n * element.bytes for element, n in laid_out(rows, tile).items())

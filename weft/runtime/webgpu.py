@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 from weft.codegen.shading import Form
-from weft.lang.resident import BOTH, DEVICE, HOST, Home
+from weft.lang.resident import BOTH, DEVICE, HOST, Home, own_users, users
 from weft.runtime import build
 from weft.runtime.shaders import ERROR_WORDS, Compiled, Language, Launch, log_launch
 from weft.runtime.webgpu_device import Device, WebGpuError, device
@@ -60,10 +60,11 @@ class Binding:
 
 @frozen
 class Ready:
-    """A call all of whose tensors are resident: their homes, and whether it writes to them."""
+    """A call all of whose tensors are resident: their homes, storages, and whether it writes to
+    them."""
 
     binding: Binding
-    homes: tuple[tuple[weakref.ref[Home], bool], ...]
+    homes: tuple[tuple[weakref.ref[Home], int, bool], ...]
     epoch: int
 
 
@@ -86,36 +87,45 @@ class Call:
         self.bindings: dict[tuple[Any, ...], Binding] = {}
         self.ready: dict[bytes, Ready] = {}
         self.epoch = on.epoch
+        self.brought = b"", 0, b""  # arguments, parts, and what "params" had
+        self.alone = own_users()  # users of a storage that nothing else reads or writes
 
     def __call__(self, slots: bytes) -> None:
         on = self.on
         with on.lock:
-            ready = self.ready.get(self._fixed(slots))
-            if ready is None or ready.epoch != on.epoch or not self._again(ready, slots):
+            ready = self.ready.get(self._fixed(slots) if self.free else slots)
+            if ready is None or ready.epoch != on.buffers.epoch:
                 self._anew(slots)
+                return
+            # In a line, as most calls are such: what ran before, where all is still on the device.
+            for reference, storage, _ in ready.homes:
+                home = reference()
+                if (home is None or home.newest is HOST or home.pinned
+                        or users(storage) > self.alone):  # fmt: skip
+                    self._anew(slots)
+                    return
+            binding = ready.binding
+            on.run(binding.stages, self._words(binding, slots) if self.free else b"")
+            for reference, _, writes in ready.homes:
+                if writes and (home := reference()) is not None:
+                    home.newest = DEVICE
+            if binding.checked:
+                on.later(self.record, self._check)
 
     def _fixed(self, slots: bytes) -> bytes:
         """Words that buffers and grids depend on."""
         return b"".join([slots[part] for part in self.fixed]) if self.free else slots
 
-    def _again(self, ready: Ready, slots: bytes) -> bool:
-        """Runs what ran before, where all elements are still on the device."""
-        written: list[Home] = []
-        for reference, writes in ready.homes:
-            home = reference()
-            if home is None or home.newest is HOST or not home.alone:
-                return False
-            if writes:
-                written.append(home)
-        self._run(ready.binding, written, slots)
-        if ready.binding.checked:
-            self.on.later(self.record, self._check)
-        return True
-
     def _run(self, binding: Binding, written: Sequence[Home], slots: bytes) -> None:
-        self.on.run(binding.stages, self.compiled.words(slots, binding.parts) if self.free else b"")
+        self.on.run(binding.stages, self._words(binding, slots) if self.free else b"")
         for home in written:
             home.newest = DEVICE
+
+    def _words(self, binding: Binding, slots: bytes) -> bytes:
+        """The numbers that a call brings along: the last ones, where it is the last call again."""
+        if self.brought[:2] != (slots, binding.parts):
+            self.brought = slots, binding.parts, self.compiled.words(slots, binding.parts)
+        return self.brought[2]
 
     def _anew(self, slots: bytes) -> None:
         key = self._fixed(slots)[8 * self.first :]
@@ -161,7 +171,9 @@ class Call:
             if len(self.ready) >= _MOST_BINDINGS:
                 self.ready.clear()
             self.ready[self._fixed(slots)] = Ready(
-                binding, tuple((weakref.ref(h), n in changed) for n, h in homes.items()), on.epoch
+                binding,
+                tuple((weakref.ref(h), h.storage, n in changed) for n, h in homes.items()),
+                on.epoch,
             )
 
     @contextlib.contextmanager

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from weft import timing
 from weft.codegen.shading import ENTRY, Stage
@@ -15,7 +15,7 @@ from weft.errors import WeftError
 from weft.values import mutable
 
 _AT_ONCE = 4
-P, T = ParamSpec("P"), TypeVar("T")
+T = TypeVar("T")
 
 
 class WebGpuError(WeftError, RuntimeError):
@@ -62,9 +62,9 @@ class Pipelines:
         self.compiling.append(found)
         return found
 
-    def aside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    def aside(self, work: Callable[..., T], *args: Any) -> Future[T]:
         """What a thread does from now on."""
-        return self._threads.submit(copy_context().run, work, *args, **kwargs)
+        return self._threads.submit(copy_context().run, work, *args)
 
     @functools.cached_property
     def _threads(self) -> ThreadPoolExecutor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack
 
 from weft.codegen.shader.arrays import Arrays, whole
@@ -38,6 +38,24 @@ _FEW = 8  # operations that are carried out, and not branched around
 def _is_quick(op: Op) -> bool:
     row = OPS[op.name]
     return row.pure and not (op.regions or is_slow(op.name) or op.name in DIVISIONS)
+
+
+def _unchanged(op: Op, known: Callable[[Value], Number | None]) -> int | None:
+    """Which operand the result is, of integers to which schedules add nothing."""
+    if len(op.operands) != 2:
+        return None
+    left, right = map(known, op.operands)
+    match op.name:
+        case "arith.addi" | "arith.subi" if right == 0:
+            return 0
+        case "arith.addi" if left == 0:
+            return 1
+        case "arith.muli" if op.result.type is not i1 and 1 in (left, right):
+            return 0 if right == 1 else 1
+        case "arith.maxsi" if (of := op.left.op) is not None and of.name == op.name:
+            return 0 if right is not None and right == known(of.right) else None
+        case _:
+            return None
 
 
 def folds(function: Function) -> bool:
@@ -110,7 +128,7 @@ class Printer(Arrays):
             return
         self.noted(op, *op.operands)
         texts = [self.of(v) for v in op.operands]
-        if (same := self.unchanged(op)) is not None:
+        if (same := _unchanged(op, self.known_number)) is not None:
             self.names[op.result] = texts[same]
             return
         text = self.e.of(op, texts)
@@ -137,23 +155,6 @@ class Printer(Arrays):
     def known_number(self, value: Value) -> Number | None:
         number = constant_of(value)
         return self.constants.get(value) if number is None else number
-
-    def unchanged(self, op: Op) -> int | None:
-        """Which operand the result is, of integers to which schedules add nothing."""
-        if len(op.operands) != 2:
-            return None
-        left, right = map(self.known_number, op.operands)
-        match op.name:
-            case "arith.addi" | "arith.subi" if right == 0:
-                return 0
-            case "arith.addi" if left == 0:
-                return 1
-            case "arith.muli" if op.result.type is not i1 and 1 in (left, right):
-                return 0 if right == 1 else 1
-            case "arith.maxsi" if (of := op.left.op) is not None and of.name == op.name:
-                return 0 if right is not None and right == self.known_number(of.right) else None
-            case _:
-                return None
 
     def place(self, op: Op) -> None:
         name = op.name.removeprefix("gpu.")

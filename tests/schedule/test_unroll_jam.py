@@ -220,6 +220,20 @@ def test_branches_that_all_take(sizes: tuple[int, int]) -> None:
         np.testing.assert_array_equal(old, new)
     text = print_function(made)
     assert text.count("scf.if") == 2, "one asks for all at once, one is in what is left over"
+    # Whether all four are there, whether the first of them does, and each of those left over.
+    assert text.count("arith.cmpi") == 3
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (4, 3), (5, 5), (8, 12)])
+def test_an_iteration_of_a_group_that_is_alone_needs_no_loop(sizes: tuple[int, int]) -> None:
+    function = parse_function(GUARDED)
+    made, _ = unroll_jam(function, only(function), 0, 1, 1, 4, whole=True)
+    verify(made)
+    shapes = (sizes, (sizes[1],) * 2, sizes)
+    for old, new in zip(after(function, *shapes), after(made, *shapes), strict=True):
+        np.testing.assert_array_equal(old, new)
+    (before, now) = (sum(op.name == "scf.for" for op in walk(f.body)) for f in (function, made))
+    assert now == 2 * before, "those of the iteration, where its group is whole and where it is not"
 
 
 # -- which loops

@@ -118,6 +118,58 @@ def test_growths_are_those_of_computed_values(seed: int) -> None:
             assert max(differences) <= growth.high
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_a_condition_holds_everywhere_if_it_does_at_its_ends(seed: int) -> None:
+    chance = random.Random(seed)
+    function = Function("straight", [index, index])
+    b = Builder(function.body)
+    zero, one = b.constant(0, index), b.constant(1, index)
+    parallel = b.parallel([zero], [b.constant(5, index)], [one])
+    iv = parallel.body.args[0]
+    asked: list[Value] = []
+    with b.at(parallel.body):
+        known = [iv, *function.args, one]
+        for _ in range(6):
+            known.append(_computed(b, chance, chance.choice(known), chance.choice(known)))
+        for predicate in ("slt", "sle", "sgt", "sge", "eq", "ne", "ult"):
+            sides = chance.choice(known), chance.choice(known)
+            asked.append(b.op("arith.cmpi", *sides, predicate=predicate))
+        asked += [b.op("arith.andi", *chance.sample(asked, 2)) for _ in range(6)]
+        b.do("scf.reduce")
+    b.do("func.return")
+    seen: dict[Value, list[int]] = {}
+
+    def watch(op: Op, operands: object, results: list[int]) -> None:
+        for value, number in zip(op.results, results, strict=True):
+            seen.setdefault(value, []).append(number)
+
+    run(function, [chance.randint(-5, 5), chance.randint(-5, 5)], watch=watch)
+    along = Variation(parallel.body, {iv: 1})
+    for value in asked:
+        ends = along.ends(value)
+        if ends:
+            assert all(seen[value]) == all(seen[value][k] for k in ends)
+        elif ends is not None:
+            assert len(set(seen[value])) == 1
+
+
+def test_one_end_is_asked_where_a_condition_falls_or_rises() -> None:
+    function = Function("straight", [index, index])
+    b = Builder(function.body)
+    parallel = b.parallel([b.index(0)], [b.index(5)], [b.index(1)])
+    iv, (n, m) = parallel.body.args[0], function.args
+    with b.at(parallel.body):
+        down = b.subi(n, iv)
+        first = b.op("arith.cmpi", iv, n, predicate="sge")
+        last = b.op("arith.cmpi", down, m, predicate="sgt")
+        uniform = b.op("arith.cmpi", n, m, predicate="slt")
+        pairs = (last, uniform), (first, last)
+        tests = [first, last, uniform, *(b.op("arith.andi", *pair) for pair in pairs)]
+        tests.append(b.op("arith.cmpi", iv, n, predicate="ne"))
+    ends = [Variation(parallel.body, {iv: 1}).ends(v) for v in tests]
+    assert ends == [{0}, {-1}, set(), {-1}, {0, -1}, None]
+
+
 def _computed(b: Builder, chance: random.Random, x: Value, y: Value) -> Value:
     match chance.randrange(7):
         case 0 | 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import io
+import random
 import threading
 from collections.abc import Callable, Iterator
 
@@ -586,6 +587,100 @@ def test_what_results_leave_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     del y
     assert doubled(x).equal(x)
     assert resident.SPARE.bytes <= 64 << 10
+
+
+@weft.kernel
+def _moved(x, y, a: float, n: int):
+    for i in range(y.shape[0]):
+        y[i] = y[i] * a + x[i + n]
+
+
+def test_each_call_is_of_its_own_arguments() -> None:
+    """Calls by turns, of tensors, sizes and numbers, some of which are those of the last call; of
+    tensors that are gone, and of others in their memory."""
+    chance, kernel = random.Random(0), _moved.on("webgpu")
+    here = [torch.randn(n) for n in (300, 300, 70, 300)]
+    there = [buffer(v) for v in here]
+    a, n, x, y = 0.5, 0, 0, 1
+    for k in range(400):
+        match chance.randrange(12):
+            case 0:
+                x, y = chance.choice([(0, 1), (1, 0), (0, 2), (1, 2), (3, 0), (0, 3)])
+            case 1:
+                a = chance.choice([0.5, 0.25, -0.5])
+            case 2:
+                n = chance.choice([0, 1])
+            case 3 if k % 2:  # another tensor, and often the memory of this one
+                there[3] = None  # type: ignore[call-overload]
+                size = chance.choice([300, 300, 301])
+                here[3] = torch.randn(size)
+                there[3] = buffer(here[3])
+            case 3:
+                there[x][5] = here[x][5] = 7.0
+            case _:
+                pass
+        count = min(here[x].shape[0] - n, here[y].shape[0])
+        kernel(there[x], there[y][:count] if count < here[y].shape[0] else there[y], a, n)
+        here[y][:count] = here[y][:count] * a + here[x][n : n + count]
+    for found, expected in zip(there, here, strict=True):
+        torch.testing.assert_close(plain(found), expected)
+
+
+def test_large_tensors_are_copied_while_their_loop_is_compiled(
+    copied, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from weft.runtime.shaders import Compiled
+    from weft.runtime.webgpu_device import Device
+
+    where: list[tuple[bool, bool]] = []  # of each copy: in this thread, and while it compiles
+    inside, done = threading.Event(), threading.Event()
+    write, launch = Device._written, Compiled.launch
+
+    def written(self: Device, *args: object) -> None:
+        this = threading.current_thread() is threading.main_thread()
+        where.append((this, inside.wait(0 if this else 20)))
+        write(self, *args)
+        done.set()
+
+    def launched(self: Compiled, slots: bytes) -> object:
+        inside.set()
+        assert done.wait(20)
+        try:
+            return launch(self, slots)
+        finally:
+            inside.clear()
+
+    monkeypatch.setattr(Device, "_written", written)
+    monkeypatch.setattr(Compiled, "launch", launched)
+    kernel = weft.kernel(_moved.function).on("webgpu")
+    x, y = torch.randn(1 << 19), torch.randn(1 << 19)
+    there, result = buffer(x), buffer(y)
+    kernel(there, result, 0.5, 0)
+    assert where[:2] == [(False, True)] * 2
+    assert copied() == [(2 << 21, 0)]
+    monkeypatch.undo()
+    y = y * 0.5 + x
+    assert result.equal(y)
+    x[0] = there[0] = 5.0
+    kernel(there, result, 0.5, 0)
+    assert copied()[0] == (1 << 21, 0)
+    torch.testing.assert_close(plain(result), y * 0.5 + x)
+
+
+def test_what_is_not_compiled_leaves_tensors_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft.runtime.shaders import Compiled
+
+    launch = Compiled.launch
+    monkeypatch.setattr(Compiled, "launch", lambda *args: 1 / 0)
+    kernel = weft.kernel(_moved.function).on("webgpu")
+    x = buffer(torch.ones(1 << 19))
+    y = buffer(torch.ones(1 << 19))
+    with pytest.raises(ZeroDivisionError):
+        kernel(x, y, 0.5, 0)
+    x[:] = 3.0
+    monkeypatch.setattr(Compiled, "launch", launch)
+    kernel(x, y, 0.5, 0)
+    assert y.equal(torch.full((1 << 19,), 3.5))
 
 
 def test_what_follows_a_pipeline_that_is_compiled_waits_behind_it(

@@ -168,6 +168,32 @@ def test_tiles_stage_rows_in_the_memory_of_a_workgroup(caplog: pytest.LogCapture
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("batch", "channels", "time", "vectors"),
+    [(4, 20, 256, True), (5, 18, 388, False), (7, 19, 389, False)],
+)
+def test_tiles_of_gradients_stage_rows(
+    batch: int, channels: int, time: int, vectors: bool, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Rows of whole vectors, and those that are copied element by element; tiles that overlap."""
+    for name in ("_MACHINE", "_NARROW"):  # one that few iterations keep busy
+        monkeypatch.setattr(shaders, name, replace(getattr(shaders, name), processors=1))
+    kernel = weft.kernel(causal_conv.function).on("webgpu")
+    w, k = torch.randn(channels, time), torch.randn(batch, channels, time)
+    upstream = torch.randn(k.shape)
+    there = [webgpu.buffer(v).requires_grad_() for v in (w, k)]
+    result = kernel(*there, 0.1)
+    caplog.clear()
+    found = torch.autograd.grad(result, there, upstream)
+    taken = schedules(caplog)
+    assert [("staged=" in by, "align" in by) for by in taken] == [(True, vectors)] * 2
+    here = [v.double().requires_grad_() for v in (w, k)]
+    expected = torch.autograd.grad(causal_conv(*here, 0.1), here, upstream.double())
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-3)
+
+
 @weft.kernel
 def stepped(x: torch.Tensor, a: float, n: int) -> None:
     for i in range(x.shape[0]):

@@ -16,7 +16,7 @@ from weft.ir.core import Function
 from weft.ir.parse import parse_function
 from weft.schedule.choose import candidate
 from weft.schedule.language import BlockDim, only
-from weft.tools.cross import lowered_loops
+from weft.tools.cross import gradient_loops, lowered_loops
 
 
 @weft.kernel
@@ -94,6 +94,35 @@ def test_a_driver_has_few_lines_to_compile() -> None:
     lines = by(function, "whole(b, 4); whole(t, 128)")
     assert any("var<workgroup>" in line for line in lines)
     assert len(lines) < 1000  # 5,654, where tiles are as on CUDA, and all is printed
+
+
+def test_so_do_those_of_gradients() -> None:
+    """What a gradient's tile asks, copies and loads: of the loop that is left and of the edges no
+    more than that."""
+    (loop,) = lowered_loops(causal_conv, meta(768, 768), meta(8, 768, 768), 0.1)
+    for step in gradient_loops(loop):
+        function = compiler.optimize(step, causal_conv.options)
+        jammed = "i1" if step.name.endswith("d_w") else "i2"
+        lines = by(function, f"whole(i0, 4); whole({jammed}, 128)")
+        assert len(lines) < 370, step.name  # 504 and 369, at first
+        begin = next(k for k, line in enumerate(lines) if "(i32(8) + " in line)
+        turns = lines[begin : next(k for k in range(begin, len(lines)) if "_ = " in lines[k][:9]
+                                   or lines[k].strip() == "}")]  # fmt: skip
+        loads = [line for line in turns if "= v_1[" in line]
+        assert len(loads) == 4, "two vectors of each row"
+        assert all(": vec4<f32> =" in line for line in loads)
+        buffers = [line for line in lines if re.search(r"vec4<f32> = a\d\[", line)]
+        assert len(buffers) == (3 if step.name.endswith("d_w") else 2), "rows are copied in vectors"
+
+
+def test_sizes_and_rows_are_read_once() -> None:
+    text = "\n".join(by(optimized(smooth, meta(8, 128), meta(8, 128)), "index_width(32); cover"))
+    sizes = re.findall(r"let (n\d+_): i32 = i32\((params\[\d+u\]\.\w)\);", text)
+    assert len(sizes) >= 2
+    for name, word in sizes:
+        assert text.count(word) == 1 < len(re.findall(rf"\b{name}\b", text))
+    rows = re.findall(r"let row_\d+_: i32 = ", text)
+    assert len(rows) == 1, "three elements of one row, and one of each of the others"
 
 
 def test_places_in_vectors_are_known() -> None:

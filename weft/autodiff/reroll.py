@@ -15,8 +15,9 @@ from dataclasses import field
 from weft.autodiff.fibre import in_bounds
 from weft.autodiff.slices import Slicer, accumulated
 from weft.autodiff.write import Writer
-from weft.index.access import Access, Extraction, Loop
+from weft.index.access import Access, Loop
 from weft.index.expression import ONE, Both, Compare, Condition, Poly, atom, number
+from weft.index.integers import Integers
 from weft.ir.core import Function, Op, Value
 from weft.ir.types import ScalarType, i1, index
 from weft.ir.views import If
@@ -104,7 +105,7 @@ class _Reroll:
         self, function: Function, places: dict[tuple[int, ...], Access], slicer: Slicer
     ) -> None:
         self.keys, self.every, self.slicer = [*places], [*places.values()], slicer
-        self.extraction = Extraction(function)
+        self.integers = Integers(function)
         self.indices = [Value(index, f"k{axis}") for axis in range(len(self.keys[0]))]
         self.nodes: dict[tuple[Value, ...], Node | None] = {}
 
@@ -183,7 +184,7 @@ class _Reroll:
         if any(v.type != type for v in each):
             return None
         if isinstance(type, ScalarType) and type.is_integer and type is not i1:
-            poly = self.poly([self.extraction.poly(v) for v in each])
+            poly = self.poly([self.integers.poly(v) for v in each])
             return None if poly is None else Node(first, number=poly)
         ops = [v.op for v in each if v.op is not None]
         like = [op for op in ops if op.name == ops[0].name and _alike(op, ops[0])

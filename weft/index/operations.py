@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from weft.index.access import Extraction
 from weft.index.expression import (
     ONE,
     POLYNOMIALS,
@@ -25,6 +24,7 @@ from weft.index.expression import (
     negate,
     number,
 )
+from weft.index.integers import Integers
 from weft.index.sums import (
     NOTHING,
     STEPS,
@@ -122,7 +122,7 @@ class _Walk:
         self, function: Function, sizes: Sizes | None, steps: int, *, most: bool,
         decided: bool = True,
     ) -> None:  # fmt: skip
-        self.extraction, self.sizes, self.most = Extraction(function), sizes, most
+        self.integers, self.sizes, self.most = Integers(function), sizes, most
         self.decided = decided
         self.known: set[Value] = {*function.args}
         self.exact = self.bounded = True
@@ -216,7 +216,7 @@ class _Walk:
         then, otherwise = arms
         if then == otherwise:
             return then
-        asked = self.extraction.condition(branch.condition) if self.decided else None
+        asked = self.integers.condition(branch.condition) if self.decided else None
         condition = self._open(self._settled(asked), ranges)
         if condition == Both(()):
             return then
@@ -255,7 +255,7 @@ class _Walk:
         )
 
     def _poly(self, value: Value) -> Poly | None:
-        poly = self.extraction.poly(value)
+        poly = self.integers.poly(value)
         if poly is None or not self._is_known(poly):
             return None
         return rewritten(poly, self._symbol)

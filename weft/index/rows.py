@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from weft.index.access import Extraction
 from weft.index.expression import Dim, Floor, Pick, Poly, atom, extreme, number, pick
+from weft.index.integers import Integers
 from weft.ir.core import Function, Value
 from weft.values import frozen, mutable
 
@@ -78,7 +79,7 @@ class Positions:
         self, function: Function, given: Mapping[Value, object], halo: Halo,
         state: Callable[[Value], object],
     ) -> None:  # fmt: skip
-        self.extraction, self.given = Extraction(function), given
+        self.integers, self.given = Integers(function), given
         self.halo, self.state = halo, state
         self.size = Dim(function.args[0], -1)
         self.memories = {v: m for v, m in given.items() if isinstance(m, Memory)}
@@ -87,7 +88,7 @@ class Positions:
         self.ranges: list[tuple[Value, Poly | None, Poly | None]] = []
 
     def poly(self, value: Value) -> Poly | None:
-        found = self.extraction.poly(value)
+        found = self.integers.poly(value)
         return None if found is None else found.substitute(self._known)
 
     def _known(self, leaf: Value | Dim) -> Poly | None:

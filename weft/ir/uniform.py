@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from weft.ir.core import Block, Function, Op, Value
+from weft.ir.core import Block, Function, Op, Value, parents
 from weft.ir.core import walk as every
 from weft.ir.ops import OPS
 from weft.ir.views import For, If, Parallel, While, accessed_by, constant_of, memory, written_by
@@ -27,9 +27,12 @@ _WAITS = "gpu.barrier", "gpu.shuffle"
 
 def divergent_wait(function: Function) -> Op | None:
     """The first barrier or shuffle that some of the threads that wait there may not come to."""
-    if not any(op.name in _WAITS for op in every(function.body)):
+    waits = [op for op in every(function.body) if op.name in _WAITS]
+    if not waits:
         return None
-    walk = _Walk(function.attrs[GROUP])
+    deciding = _Deciding(function)
+    deciding.come_to(waits)
+    walk = _Walk(function.attrs[GROUP], deciding.ops)
     while True:
         before = dict(walk.masks)
         walk.problem = None
@@ -38,11 +41,89 @@ def divergent_wait(function: Function) -> Op | None:
             return walk.problem
 
 
+class _Deciding:
+    """What decides whether threads come somewhere. ``ops``: what makes the values that do, what
+    stands around it, and the places themselves: a small part of a loop that computes much."""
+
+    def __init__(self, function: Function) -> None:
+        self.ops: set[Op] = set()
+        self.around = parents(function.body)
+        self.inside = {region: op for op in every(function.body) for region in op.regions}
+        self.stores: dict[Value, list[Op]] = {}  # to a thread's own arrays
+        for op in every(function.body):
+            memref = written_by(op)
+            if memref is not None and _own(memref):
+                self.stores.setdefault(memref, []).append(op)
+        self.seen: set[Value] = set()
+        self.waiting: list[Value] = []
+
+    def come_to(self, places: Iterable[Op]) -> None:
+        for op in places:
+            self.add(op)
+        while self.waiting:
+            self.value(self.waiting.pop())
+
+    def add(self, op: Op) -> None:
+        """``op``, and what decides whether it runs."""
+        at: Op | None = op
+        while at is not None and at not in self.ops:
+            self.ops.add(at)
+            self.need(self.control(at))
+            at = self.around[at]
+
+    def need(self, values: Iterable[Value]) -> None:
+        self.waiting += [v for v in values if v not in self.seen]
+        self.seen.update(values)
+
+    def control(self, op: Op) -> list[Value]:
+        """What decides which of the regions of ``op`` run, and how often."""
+        match op.name:
+            case "scf.if":
+                return [If(op).condition]
+            case "scf.for":
+                return list(For(op).bounds)
+            case "scf.while":
+                return [While(op).condition]
+            case "scf.parallel":
+                return op.operands
+            case _:
+                return []
+
+    def value(self, value: Value) -> None:
+        op = value.op
+        if op is None:
+            assert isinstance(value.owner, Block)
+            op = self.inside.get(value.owner)
+        if op is None:
+            return  # an argument of the function
+        self.add(op)
+        match op.name:
+            case "scf.if":
+                self.need(If(op).arms(op.results.index(value)))
+            case "scf.for":
+                for arg, init, end, last in For(op).rows:
+                    if value is arg or value is last:
+                        self.need((init, end))
+            case "scf.while":
+                loop = While(op)
+                self.need((*op.operands, *loop.handed, *loop.after.terminator.operands))
+            case "scf.parallel":
+                self.need(Parallel(op).contributions)
+            case _:
+                memref = accessed_by(op)
+                self.need([v for v in op.operands if v is not memref])
+                if memref is not None and _own(memref):
+                    for store in self.stores.pop(memref, ()):
+                        self.add(store)
+                        self.need([v for v in store.operands if v is not memref])
+
+
 class _Walk:
     """Masks only grow, from one walk to the next, until nothing changes."""
 
-    def __init__(self, group: int) -> None:
-        self.group = group
+    def __init__(self, group: int, among: set[Op]) -> None:
+        """``among``: the operations that it looks at."""
+        self.group, self.among = group, among
         self.masks: dict[Value, int] = {}  # of a memref: what is in a thread's own array
         self.problem: Op | None = None
 
@@ -58,7 +139,8 @@ class _Walk:
     def block(self, block: Block, control: int) -> None:
         """``control``: on what it depends whether a thread comes here."""
         for op in block.ops:
-            self.operation(op, control)
+            if op in self.among:
+                self.operation(op, control)
 
     def operation(self, op: Op, control: int) -> None:
         if op.regions:

@@ -34,7 +34,7 @@ from weft.lang.field import Field, Housed
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 HOST, BOTH, DEVICE = "host", "both", "device"
 _aten = torch.ops.aten
-_users: Callable[[int], int] = torch._C._storage_Use_Count
+users: Callable[[int], int] = torch._C._storage_Use_Count
 
 # Makers of tensors that are like another: those live where that lives.
 _LIKE = {
@@ -80,14 +80,14 @@ class Home:
         self.buffer: Any = None
         self.on: Memory | None = None
         self.pinned = False  # its address is known elsewhere
-        self._storage = memory.untyped_storage()._cdata
+        self.storage = memory.untyped_storage()._cdata
         if self.bytes:
             Home.by_address[self.address] = self
 
     @property
     def alone(self) -> bool:
         """Whether nothing else reads or writes the memory on the host."""
-        return _users(self._storage) <= _own_users() and not self.pinned
+        return users(self.storage) <= own_users() and not self.pinned
 
     def placed(self, on: Memory, buffer: Any) -> None:
         self.on, self.buffer = on, buffer
@@ -109,13 +109,13 @@ class Home:
 
 
 @functools.cache
-def _own_users() -> int:
+def own_users() -> int:
     """How many users a storage has that only a resident tensor and its home have."""
     memory = torch.zeros(1)
     storage = memory.untyped_storage()._cdata
     other = torch.Tensor._make_subclass(Resident, memory)
     assert other is not memory
-    return _users(storage)
+    return users(storage)
 
 
 Layout = tuple[Any, ...]  # shape, strides, dtype, and whether it is of inference mode
@@ -208,7 +208,7 @@ class Resident(Housed, torch.Tensor):
         with Home.lock:
             while (home := SPARE.taken(layout)) is not None:
                 made = torch.Tensor._make_subclass(cls, home.memory)
-                if _users(home._storage) > _own_users():
+                if users(home.storage) > own_users():
                     continue  # something that was computed of the old tensor has its memory
                 home.pinned = False
                 if zeros:

@@ -6,17 +6,19 @@ the device, runs it, and copies back what it changed.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import logging
 import struct
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, wait
 from itertools import pairwise
 from typing import Any
 
 from weft.codegen.shading import Form
-from weft.lang.resident import BOTH, DEVICE, HOST, Home
+from weft.lang.resident import BOTH, DEVICE, HOST, Home, own_users, users
 from weft.runtime import build
 from weft.runtime.shaders import ERROR_WORDS, Compiled, Language, Launch, log_launch
 from weft.runtime.webgpu_device import Device, WebGpuError, device
@@ -25,6 +27,7 @@ from weft.settings import rarely_collected
 from weft.values import frozen
 
 _MOST_BINDINGS, _MOST_LAUNCHES = 64, 1024  # of a call that are kept
+_LARGE = 1 << 20  # bytes that take longer to copy than another thread to begin
 
 
 class WebGpu(Language):
@@ -57,10 +60,11 @@ class Binding:
 
 @frozen
 class Ready:
-    """A call all of whose tensors are resident: their homes, and whether it writes to them."""
+    """A call all of whose tensors are resident: their homes, storages, and whether it writes to
+    them."""
 
     binding: Binding
-    homes: tuple[tuple[weakref.ref[Home], bool], ...]
+    homes: tuple[tuple[weakref.ref[Home], int, bool], ...]
     epoch: int
 
 
@@ -83,44 +87,54 @@ class Call:
         self.bindings: dict[tuple[Any, ...], Binding] = {}
         self.ready: dict[bytes, Ready] = {}
         self.epoch = on.epoch
+        self.brought = b"", 0, b""  # arguments, parts, and what "params" had
+        self.alone = own_users()  # users of a storage that nothing else reads or writes
 
     def __call__(self, slots: bytes) -> None:
         on = self.on
         with on.lock:
-            ready = self.ready.get(self._fixed(slots))
-            if ready is None or ready.epoch != on.epoch or not self._again(ready, slots):
+            ready = self.ready.get(self._fixed(slots) if self.free else slots)
+            if ready is None or ready.epoch != on.buffers.epoch:
                 self._anew(slots)
+                return
+            # In a line, as most calls are such: what ran before, where all is still on the device.
+            for reference, storage, _ in ready.homes:
+                home = reference()
+                if (home is None or home.newest is HOST or home.pinned
+                        or users(storage) > self.alone):  # fmt: skip
+                    self._anew(slots)
+                    return
+            binding = ready.binding
+            on.run(binding.stages, self._words(binding, slots) if self.free else b"")
+            for reference, _, writes in ready.homes:
+                if writes and (home := reference()) is not None:
+                    home.newest = DEVICE
+            if binding.checked:
+                on.later(self.record, self._check)
 
     def _fixed(self, slots: bytes) -> bytes:
         """Words that buffers and grids depend on."""
         return b"".join([slots[part] for part in self.fixed]) if self.free else slots
 
-    def _again(self, ready: Ready, slots: bytes) -> bool:
-        """Runs what ran before, where all elements are still on the device."""
-        written: list[Home] = []
-        for reference, writes in ready.homes:
-            home = reference()
-            if home is None or home.newest is HOST or not home.alone:
-                return False
-            if writes:
-                written.append(home)
-        self._run(ready.binding, written, slots)
-        if ready.binding.checked:
-            self.on.later(self.record, self._check)
-        return True
-
     def _run(self, binding: Binding, written: Sequence[Home], slots: bytes) -> None:
-        self.on.run(binding.stages, self.compiled.words(slots, binding.parts) if self.free else b"")
+        self.on.run(binding.stages, self._words(binding, slots) if self.free else b"")
         for home in written:
             home.newest = DEVICE
+
+    def _words(self, binding: Binding, slots: bytes) -> bytes:
+        """The numbers that a call brings along: the last ones, where it is the last call again."""
+        if self.brought[:2] != (slots, binding.parts):
+            self.brought = slots, binding.parts, self.compiled.words(slots, binding.parts)
+        return self.brought[2]
 
     def _anew(self, slots: bytes) -> None:
         key = self._fixed(slots)[8 * self.first :]
         sizes = b"".join([slots[8 * k : 8 * k + 8] for k in self.sizes])
+        sent: dict[Home, Future[None]] = {}
         if sizes not in self.launches:
             if len(self.launches) >= _MOST_LAUNCHES:
                 self.launches.clear()
-            with rarely_collected:
+            with rarely_collected, self._uploading(slots, sent):
                 launch = self.launches[sizes] = self.compiled.launch(slots)
                 if launch is not None:
                     self.choice = launch.choice
@@ -133,7 +147,8 @@ class Call:
         buffers: dict[str, Any] = {}
         homes: dict[str, Home] = {}
         try:
-            moved = self._uploaded(launch, form, slots, buffers, homes)
+            moved = sum(home.bytes for home in sent)
+            moved += self._uploaded(launch, form, slots, buffers, homes)
             binding = self._binding(launch, key, slots, {**buffers, **_buffers(homes)})
             changed = {f"a{k}" for k in self.facts.changed}
             self._run(binding, [home for name, home in homes.items() if name in changed],
@@ -156,8 +171,32 @@ class Call:
             if len(self.ready) >= _MOST_BINDINGS:
                 self.ready.clear()
             self.ready[self._fixed(slots)] = Ready(
-                binding, tuple((weakref.ref(h), n in changed) for n, h in homes.items()), on.epoch
+                binding,
+                tuple((weakref.ref(h), h.storage, n in changed) for n, h in homes.items()),
+                on.epoch,
             )
+
+    @contextlib.contextmanager
+    def _uploading(self, slots: bytes, sent: dict[Home, Future[None]]) -> Generator[None]:
+        """Large tensors that live on the device are copied there while their loop is compiled:
+        those that come into ``sent``."""
+        for k, slot in enumerate(self.facts.slots):
+            if slot.kind != "pointer" or slot.arg not in self.facts.copied:
+                continue
+            (address,) = struct.unpack_from("<Q", slots, 8 * k)
+            home = Home.by_address.get(address)
+            if home is None or home in sent or home.newest is not HOST or home.bytes < _LARGE:
+                continue
+            if self._at_home(home):
+                memory = _memory(home.address, home.bytes)
+                sent[home] = self.on.upload_aside(home.buffer, memory)
+        try:
+            yield
+        finally:
+            wait(sent.values())
+        for home, future in sent.items():
+            future.result()
+            home.newest = BOTH
 
     @functools.cached_property
     def record(self) -> Any:

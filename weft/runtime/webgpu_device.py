@@ -9,6 +9,7 @@ import importlib
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,37 @@ class Group:
 
     group: Any
     buffers: frozenset[int]
+
+
+class Pass:
+    """Dispatches that are given to the queue together. ``handle``: wgpu's, None before the first;
+    ``group``: what is bound, with the arguments at ``place`` of those that calls bring along."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self.encoder: Any = None
+        self.encoded: Any = None
+        self.handle: Any = None
+        self.pipeline: Any = None
+        self.group: Group | None = None
+        self.place: list[int] | None = None
+
+    def bind(self, pipeline: Any, group: Group, place: list[int] | None) -> None:
+        """What the next dispatches run, and their buffers."""
+        if self.encoded is None:
+            self.encoder = self.device.create_command_encoder()
+            self.encoded = self.encoder.begin_compute_pass()
+            self.handle = self.encoded._internal
+        if pipeline is not self.pipeline:
+            self.encoded.set_pipeline(pipeline)
+            self.pipeline = pipeline
+        self.encoded.set_bind_group(0, group.group, place or [])
+        self.group, self.place = group, place
+
+    def ended(self) -> Any:
+        """What the queue takes."""
+        self.encoded.end()
+        return self.encoder.finish()
 
 
 class Buffers:
@@ -142,13 +174,11 @@ class Device:
         self.buffers = Buffers(wgpu, self.device, self.limits, self.name)
         self.ends_loops = self.name.startswith("llvmpipe")
         self.submits = 0
-        self._encoder: Any = None
-        self._pass: Any = None
+        self._pass = Pass(self.device)
         self._waiting = 0
         self._batch: set[int] = set()  # ids of the buffers in it
         self._numbers = bytearray()  # of its calls, which come into ``numbers`` with it
         self._words, self._place = b"", [0]  # the last of them, and where they are
-        self._bound: tuple[Any, Any, Any] = (None, None, None)  # pipeline, group, place
         self._most = _BATCH  # dispatches of this batch
         self._later: deque[tuple[Sequence[Dispatch], bytes]] = deque()
         self._staging: Any = None
@@ -184,9 +214,18 @@ class Device:
         return self.buffers.epoch
 
     def upload(self, buffer: Any, data: Any) -> None:
+        if id(buffer) in self._batch:  # which runs with what is there now
+            self.submit()
+        self._written(buffer, data)
+
+    def upload_aside(self, buffer: Any, data: Any) -> Future[None]:
+        """Begins an ``upload``, which a thread carries out."""
+        if id(buffer) in self._batch:
+            self.submit()
+        return self.pipelines.aside(self._written, buffer, data)
+
+    def _written(self, buffer: Any, data: Any) -> None:
         with timing.stage("upload"):
-            if id(buffer) in self._batch:  # which runs with what is there now
-                self.submit()
             self.device.queue.write_buffer(buffer, 0, data)
 
     def read(self, buffer: Any, address: int, size: int) -> None:
@@ -280,25 +319,18 @@ class Device:
             self._encode(*self._later.popleft())
 
     def _encode(self, stages: Sequence[Dispatch], words: bytes) -> None:
-        if len(self._numbers) + len(words) > _NUMBERS - _APART:
-            self._give()
         if words and words != self._words:
+            if len(self._numbers) + len(words) > _NUMBERS - _APART:
+                self._give()
             self._words, self._place = words, [len(self._numbers)]
             self._numbers += words + bytes(-len(words) % _APART)
-        place = self._place if words else []
-        work = self._pass
-        if work is None:
-            self._encoder = self.device.create_command_encoder()
-            work = self._pass = self._encoder.begin_compute_pass()
-        for each, group, grid in stages:
-            pipeline = each.found or self.pipelines.wait(each)
-            bound, self._bound = self._bound, (pipeline, group, place)
-            if pipeline is not bound[0]:
-                work.set_pipeline(pipeline)
-            if group is not bound[1] or place != bound[2]:
-                work.set_bind_group(0, group.group, place)
+        dispatch, work, place = self._dispatch, self._pass, self._place if words else None
+        for each, group, (x, y, z) in stages:
+            # A group has its pipeline.
+            if group is not work.group or (words and place is not work.place):
+                work.bind(each.found or self.pipelines.wait(each), group, place)
                 self._batch |= group.buffers
-            self._dispatch(work._internal, *grid)
+            dispatch(work.handle, x, y, z)
         self._waiting += len(stages)
         if self._waiting >= self._most:
             self._most = min(2 * self._most, _MOST_BATCH)
@@ -312,21 +344,20 @@ class Device:
 
     def _give(self) -> None:
         """Gives the batch to the queue."""
-        if self._pass is None:
+        work = self._pass
+        if work.handle is None:
             return
-        work, encoder = self._pass, self._encoder
-        self._pass = self._encoder = None
+        self._pass = Pass(self.device)
         self._waiting = 0
         self._batch = {buffer for stages, _ in self._later for _, group, _ in stages
                        for buffer in group.buffers}  # fmt: skip
         self.submits += 1
         words, self._numbers = self._numbers, bytearray()
-        self._words, self._bound = b"", (None, None, None)
+        self._words = b""
         try:
             if words:
                 self.device.queue.write_buffer(self.numbers, 0, words)
-            work.end()
-            self.device.queue.submit([encoder.finish()])
+            self.device.queue.submit([work.ended()])
         except self.wgpu.GPUError as error:
             raise WebGpuError(f"{self.name} does not run what it was given: {error}") from error
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from typing import Any
+from typing import Any, TypeVar
 
 from weft import timing
 from weft.codegen.shading import ENTRY, Stage
@@ -14,6 +15,7 @@ from weft.errors import WeftError
 from weft.values import mutable
 
 _AT_ONCE = 4
+T = TypeVar("T")
 
 
 class WebGpuError(WeftError, RuntimeError):
@@ -55,10 +57,14 @@ class Pipelines:
             for k, name in enumerate(stage.buffers)
         ]  # fmt: skip
         layout = self.device.create_bind_group_layout(entries=entries)
-        making = self._threads.submit(copy_context().run, self._compiled, stage.text, layout)
+        making = self.aside(self._compiled, stage.text, layout)
         found = Pipeline(name, layout, making)
         self.compiling.append(found)
         return found
+
+    def aside(self, work: Callable[..., T], *args: Any) -> Future[T]:
+        """What a thread does from now on."""
+        return self._threads.submit(copy_context().run, work, *args)
 
     @functools.cached_property
     def _threads(self) -> ThreadPoolExecutor:

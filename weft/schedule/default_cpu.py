@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.index.access import Extraction
 from weft.index.expression import Both, Compare, atom
+from weft.index.integers import Integers
 from weft.ir.core import Block, Function, Op, walk
 from weft.ir.types import index
 from weft.ir.views import For, If, Parallel, is_constant
@@ -101,7 +101,7 @@ def _is_narrow(
         own = [op for op in loop.body.ops if is_access(op)]
         if not all(turns.stride(op) in (0, 1) for op in own):
             return False
-    known, lane = Extraction(function), parallel.body.args[-1]
+    known, lane = Integers(function), parallel.body.args[-1]
     asked = [known.condition(If(op).condition) for op in parallel.body.ops if op.name == "scf.if"
              and loops[0] in [*walk(If(op).then)]]  # fmt: skip
     parts = [part for one in asked for part in (one.parts if isinstance(one, Both) else (one,))]

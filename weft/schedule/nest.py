@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
 from weft.errors import Span
-from weft.index.access import Extraction
+from weft.index.integers import Integers
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType
@@ -93,9 +93,9 @@ class LoopNest:
         return loops_of(self.parallel)
 
     @functools.cached_property
-    def extraction(self) -> Extraction:
-        """What the function accesses, in indices and symbols."""
-        return Extraction(self.function)
+    def integers(self) -> Integers:
+        """The function's integers, in indices and symbols."""
+        return Integers(self.function)
 
     @functools.cached_property
     def _known(self) -> dict[Hashable, Any]:

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import field
 
-from weft.index.access import Extraction
 from weft.index.expression import Dim, Poly, atom
+from weft.index.integers import Integers
 from weft.ir.builder import Rewriter, annotated
 from weft.ir.core import Function, Op, Value, slice_of, walk
 from weft.ir.ops import OPS
@@ -34,6 +34,7 @@ from weft.schedule.language import (
 )
 from weft.schedule.nest import LoopNest
 from weft.schedule.rows import VECTOR_BYTES
+from weft.schedule.spmd import WORKGROUP
 from weft.schedule.unroll_jam import TILE
 from weft.values import mutable
 
@@ -93,11 +94,11 @@ def marked(function: Function, loops: Mapping[Op, RegisterWindow]) -> Function:
 
 
 def windows(
-    function: Function, loop: Op, limits: Mapping[Value, int], found: Extraction | None = None
+    function: Function, loop: Op, limits: Mapping[Value, int], found: Integers | None = None
 ) -> list[Window]:
     """What ``loop`` loads in every turn, from the next place of a row each time. ``limits``: of
     arguments that are loaded in whole vectors, their bytes."""
-    found = found or Extraction(function)
+    found = found or Integers(function)
     iv, begin = For(loop).index, found.poly(For(loop).lower)
     changed, numbers = written(function), {*function.args}
     rows: dict[tuple[Value, int, tuple[Poly, ...]], Window] = {}
@@ -164,7 +165,7 @@ def whole_vectors(
     """The arrays of which windows load whole vectors, and the sizes and numbers that must be
     multiples of these for that. ``step_of``: of the nest's program."""
     function, parallel = nest.function, nest.parallel
-    found, numbers = nest.extraction, {*function.args}
+    found, numbers = nest.integers, {*function.args}
     jams = {nest.index(jam.axis): jam.copies for jam in several(schedule, UnrollJam)
             if jam.stride == 1 and (jam.whole or not jam.overlap)}  # fmt: skip
     begins, sizes = nest.once(_begins), nest.once(_sizes)
@@ -206,13 +207,13 @@ def whole_vectors(
 
 
 def _rows(nest: LoopNest, loop: Op) -> list[Window]:
-    return windows(nest.function, loop, {}, nest.extraction)
+    return windows(nest.function, loop, {}, nest.integers)
 
 
 def _begins(nest: LoopNest) -> dict[Value, Poly | None]:
     """Where each parallel index begins."""
     loop = Parallel(nest.parallel)
-    return {iv: nest.extraction.poly(axis[0])
+    return {iv: nest.integers.poly(axis[0])
             for iv, axis in zip(loop.indices, loop.axes, strict=True)}  # fmt: skip
 
 
@@ -222,7 +223,7 @@ def _sizes(nest: LoopNest) -> dict[Dim, Value]:
 
 
 def _stored_in_vectors(
-    parallel: Op, found: Extraction, begins: Mapping[Value, Poly | None], jams: Mapping[Value, int]
+    parallel: Op, found: Integers, begins: Mapping[Value, Poly | None], jams: Mapping[Value, int]
 ) -> set[Value]:
     """The arrays that a thread's neighbours store whole vectors of, side by side."""
     stored: set[Value] = set()
@@ -244,7 +245,7 @@ def align_stores(function: Function, parallel: Op, limits: Mapping[Value, int]) 
     """Notes, of stores to arguments whose rows are made of vectors of so many bytes, what their
     addresses are multiples of. (Neighbours that are stored together become vectors.)"""
     atoms = [op.result for op in walk(parallel.body) if TILE in op.attrs]
-    found = Extraction(function, atoms)
+    found = Integers(function, atoms)
     for op in walk(parallel.body):
         if op.name == "memref.store" and (limit := limits.get(memory(op)[0])):
             memref, subscripts, _ = memory(op)
@@ -271,7 +272,8 @@ class _Windows(Rewriter):
     def __init__(self, function: Function, limits: Mapping[Value, int]) -> None:
         super().__init__(None, self._around)
         self.old, self.limits = function, limits
-        self.found = Extraction(function)
+        self.found = Integers(function)
+        self.is_shader = WORKGROUP in function.attrs  # as short a text as there is, for its driver
 
     def _around(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
         if MARK not in op.attrs:
@@ -327,7 +329,7 @@ class _Windows(Rewriter):
             return [*ends, *(row.values[element + row.sign * turns] for row, element in kept)]
 
         self.fill(main.body, body)
-        main.body.ops[:-1] = by_loads(main.body.ops[:-1])
+        main.body.ops[:-1] = by_loads(main.body.ops[:-1], whole=self.is_shader)
         results = main.results[: len(loop.inits)]
         if exact:
             return list(results)
@@ -348,7 +350,8 @@ class _Windows(Rewriter):
         def nothing() -> list[Value]:
             return [self.constant(0, t) for t in types]
 
-        if not types or some is None:
+        shared = self.is_shader and all(is_shared(memory(row.first)[0]) for row, _ in kept)
+        if not types or some is None or shared:  # there is something to load
             return loaded()
         return self.either(some, loaded, nothing, types)
 
@@ -387,16 +390,22 @@ class _Windows(Rewriter):
         return row.values[element]
 
 
-def by_loads(ops: Sequence[Op]) -> list[Op]:
+def by_loads(ops: Sequence[Op], *, whole: bool) -> list[Op]:
     """``ops``, each load followed by all that only waited for it: what few registers hold for a
-    short time leaves room for the loads that follow. What most ask for is loaded first."""
+    short time leaves room for the loads that follow. What most ask for is loaded first. ``whole``:
+    a vector's elements are loaded together wherever it begins."""
     loads = [op for op in ops if op.name == "memref.load"]
     if not all(op.name == "memref.load" or (OPS[op.name].pure and not op.regions) for op in ops):
         return list(ops)
     # Elements of a vector are loaded from the same place.
     groups: dict[object, list[Op]] = {}
+    begins: dict[object, int] = {}
+    for op in loads if whole else ():
+        if op.attrs.get("align") == VECTOR_BYTES:
+            begins.setdefault((*op.operands,), op.attrs.get("offset", 0))
     for op in loads:
-        groups.setdefault((*op.operands, op.attrs.get("offset", 0) // 4), []).append(op)
+        far = op.attrs.get("offset", 0) - begins.get((*op.operands,), 0)
+        groups.setdefault((*op.operands, far // 4), []).append(op)
     used = Counter(v for op in ops for v in op.operands)
     own, made, found = {v for op in ops for v in op.results}, set[Value](), list[Op]()
     left = [op for op in ops if op not in loads]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 
-from weft.index.access import Extraction
+from weft.index.integers import Integers
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import is_slow
 from weft.ir.types import MemRefType, ScalarType
@@ -89,7 +89,7 @@ class WindowTile:
 def window_tiles(function: Function, parallel: Op) -> list[WindowTile]:
     """What may pay for the iterations of ``parallel``, the best first."""
     innermost = _innermost(function, parallel)
-    found = Extraction(function)
+    found = Integers(function)
     if len(innermost) != 1:
         return []
     (loop,) = innermost
@@ -127,14 +127,14 @@ def window_tiles(function: Function, parallel: Op) -> list[WindowTile]:
     ]  # fmt: skip
 
 
-def _next_to(load: Op, index: Value, found: Extraction) -> bool:
+def _next_to(load: Op, index: Value, found: Integers) -> bool:
     """Whether neighbours along ``index`` load neighbours in a row."""
     *outer, last = map(found.poly, memory(load)[1])
     in_row = not any(poly is None or poly.mentions(index) for poly in outer)
     return in_row and last is not None and last.slope(index) in (1, -1)
 
 
-def _begins_later(loop: Op, index: Value, found: Extraction) -> bool:
+def _begins_later(loop: Op, index: Value, found: Integers) -> bool:
     """Whether neighbours along ``index`` begin ``loop`` one after the other, and end it
     together."""
     lower, upper = found.poly(For(loop).lower), found.poly(For(loop).upper)

@@ -12,16 +12,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
 
-from weft.index.access import Extraction
-from weft.index.expression import Poly, atom, number
+from weft.index.expression import Poly, number
+from weft.index.integers import Integers
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, below, slice_of, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, ScalarType, i32
 from weft.ir.views import For, If, memory
-from weft.ir.writes import written
 from weft.schedule.jammed_body import STAGED, loads_of
 from weft.schedule.language import (
     Bind,
@@ -37,106 +35,16 @@ from weft.schedule.language import (
 from weft.schedule.nest import LoopNest, Refusal
 from weft.schedule.register_window import MARK, behind
 from weft.schedule.rows import VECTOR_BYTES
+from weft.schedule.shared_rows import Row, Tile, laid_out, rows_of
 from weft.schedule.spmd import WORKGROUP
 from weft.schedule.stage import MOST_BYTES
 from weft.schedule.unroll_jam import TILE
 from weft.schedule.variation import Variation
-from weft.values import mutable
 
 _MOST_STAGED = 512  # turns
 _LONG = 8  # turns that become one
 # Elements that a thread has loaded and not stored yet: of vectors, and one by one.
 _MOST_HELD = 32, 16
-_PAD = 4  # elements that a window may load behind a row, or in front of one that goes downwards
-
-
-@mutable
-class Row:
-    """Elements that loops load of a row: turn ``u`` those ``sign * u + d`` behind a place, for each
-    ``d`` in ``loads``, and ``across`` further on for the next thread, by the side along which it
-    is the next. ``own``: the sides along which threads have rows of their own. In shared memory
-    the first of them begins at ``base``, and the next one ``pitch`` later."""
-
-    sign: int
-    across: dict[int, int]
-    own: list[int]
-    place: Poly
-    loads: dict[Op, int] = field(default_factory=dict[Op, int])
-    length: int = 0
-    pitch: int = 0
-    base: int = 0
-
-    @property
-    def first(self) -> Op:
-        return next(iter(self.loads))
-
-    @property
-    def element(self) -> ScalarType:
-        return self.first.result.scalar
-
-    @property
-    def low(self) -> int:
-        return min(self.loads.values())
-
-
-@mutable
-class Tile:
-    """A block's threads along x and y. ``blocks``, ``threads``: the values of an iteration that say
-    which block along a side it belongs to, and which thread, by the place of the side."""
-
-    sides: tuple[int, int]
-    blocks: dict[int, Value]
-    threads: dict[int, Value]
-
-
-def rows_of(
-    function: Function, group: Sequence[Op], tile: Tile, turns: int, found: Extraction | None = None
-) -> list[Row]:
-    """What the threads of a block load of rows in ``group``, loops of which one follows the other,
-    in so many turns."""
-    found = found or Extraction(function)
-    changed, rows = written(function), dict[object, Row]()
-    for loop in group:
-        iv = For(loop).index
-        for op in loads_of(loop):
-            if memory(op)[0] not in function.args:
-                continue
-            memref, subscripts, _ = memory(op)
-            polys = [poly for v in subscripts if (poly := found.poly(v)) is not None]
-            if memref in changed or not 0 < len(polys) == len(subscripts):
-                continue
-            *outer, last = polys
-            sign = last.slope(iv)
-            if sign not in (1, -1) or any(poly.mentions(iv) for poly in outer):
-                continue
-            place = last - atom(iv).scaled(sign)
-            own = [side for side, thread in tile.threads.items()
-                   if any(poly.mentions(thread) for poly in outer)]  # fmt: skip
-            across = {side: slope for side, thread in tile.threads.items()
-                      if side not in own and (slope := place.slope(thread)) != 0}  # fmt: skip
-            if None in across.values() or len(own) == len(tile.threads):
-                continue
-            plain = place - number(place.offset)
-            key = memref, sign, (*outer, plain)
-            row = rows.setdefault(key, Row(sign, across, own, plain))  # type: ignore[arg-type]
-            row.loads[op] = place.offset
-    for row in rows.values():
-        spread = max(row.loads.values()) - row.low
-        far = sum((tile.sides[side] - 1) * abs(n) for side, n in row.across.items())
-        row.length = turns + spread + far
-        # An odd number of vectors: neighbours along y read in other banks.
-        row.pitch = 4 * (-(-row.length // 4) | 1)
-    return list(rows.values())
-
-
-def laid_out(rows: Sequence[Row], tile: Tile) -> dict[ScalarType, int]:
-    """Elements of each type in shared memory. Rows get their places."""
-    sizes: dict[ScalarType, int] = {}
-    for row in rows:
-        row.base = sizes.get(row.element, _PAD)
-        copies = math.prod(tile.sides[side] for side in row.own)
-        sizes[row.element] = row.base + row.pitch * copies
-    return {element: size + _PAD for element, size in sizes.items()}
 
 
 def stage_rows(
@@ -217,7 +125,7 @@ class _Tiles(Rewriter):
                 which.setdefault(self.sides[op.attrs[TILE]], op.result)
         self.along = {side: Variation(parallel.body, {thread: 1})
                       for side, thread in self.tile.threads.items()}  # fmt: skip
-        self.found = Extraction(function, [*self.tile.blocks.values(), *self.tile.threads.values()])
+        self.found = Integers(function, [*self.tile.blocks.values(), *self.tile.threads.values()])
         groups = list(groups_of(parallel))
         self.firsts = {group[0]: (block, group) for block, group in groups}
         self.loop_of = {op: loop for _, group in groups for loop in group for op in loads_of(loop)}
@@ -415,13 +323,19 @@ class _Elements(_Tiles):
 
     def _width(self, row: Row, group: Sequence[Op]) -> int:
         """How many elements are loaded as a vector."""
+        width, behind = self._behind(row, group)
+        return width if behind == 0 else 1
+
+    def _behind(self, row: Row, group: Sequence[Op]) -> tuple[int, int]:
+        """How many elements may be loaded as a vector, and by how many the first of the row is
+        behind one."""
         memref, turns = memory(row.first)[0], group[0].attrs[STAGED]
         width = self.limits.get(memref, 0) // row.element.bytes
         begin = self.found.poly(For(group[0]).lower)
         # Rows that begin at whole vectors end at them, too, where one follows the other.
         whole = memref.memref.layout == "contiguous" and memref.memref.rank > 1
         if width < 2 or turns % width or begin is None or not whole:
-            return 1
+            return 1, 0
         first: dict[object, Poly] = {
             self.tile.threads[side]: number(0 if slope > 0 else self.tile.sides[side] - 1)
             for side, slope in row.across.items()
@@ -430,7 +344,7 @@ class _Elements(_Tiles):
         if row.sign < 0:
             place = place - number(turns - 1)
         asked = behind(place, width, {*self.old.args})
-        return width if asked is not None and asked[0] == 0 else 1
+        return (1, 0) if asked is None else (width, asked[0])
 
 
 class _Staging(_Elements):
@@ -446,12 +360,12 @@ class _Staging(_Elements):
     def _whole(self, op: Op) -> list[Value]:
         """A branch that all threads of the block take together: whose condition holds for those at
         the block's corners, and so for all between them."""
-        assert is_convex(If(op).condition, [*self.along.values()])
+        condition = If(op).condition
+        assert is_convex(condition, [*self.along.values()])
         whole: Value | None = None
-        ends = ((0, self.tile.sides[side] - 1) for side in self.tile.threads)
-        for corner in itertools.product(*ends):
-            condition = self.in_front(If(op).condition, self.inside, self._corner(corner))
-            whole = condition if whole is None else self.op("arith.andi", whole, condition)
+        for corner in itertools.product(*(self._deciding(condition, k) for k in self.tile.threads)):
+            holds = self.in_front(condition, self.inside, self._corner(corner))
+            whole = holds if whole is None else self.op("arith.andi", whole, holds)
         assert whole is not None
         made = self.if_(whole)
         made.attrs |= op.attrs
@@ -459,21 +373,20 @@ class _Staging(_Elements):
             self.region(old, new)
         return []
 
+    def _deciding(self, condition: Value, side: int) -> list[int]:
+        """The threads along ``side`` for which ``condition`` has to hold so that it does for all
+        between them."""
+        ends = self.along[side].ends(condition)
+        last = self.tile.sides[side] - 1
+        return sorted({k % (last + 1) for k in ((0, last) if ends is None else ends or (0,))})
+
     def copy(self, op: Op) -> Op:
         row = self.of.get(op)
         return super().copy(op) if row is None else self._read(row, op)
 
     def _staged(self, block: Block, group: list[Op]) -> list[Value]:
         turns = group[0].attrs[STAGED]
-        rows = rows_of(self.old, group, self.tile, turns, self.found)
-        sizes = laid_out(rows, self.tile)
-        with self.at(self.front):
-            self.shared = {
-                element: self.op("memref.alloca", type=MemRefType(
-                    element, 1, "contiguous", (size,), "shared"
-                ))
-                for element, size in sizes.items()
-            }  # fmt: skip
+        rows = self._rows(group, turns)
         for op in block.ops[block.ops.index(group[0]) + 1 : block.ops.index(group[-1])]:
             if op not in group:  # bounds of the loops that follow
                 assert OPS[op.name].pure
@@ -541,6 +454,22 @@ class _Staging(_Elements):
         self.done.update(group)
         return [main.results[k] for k in carried[0]]
 
+    def _rows(self, group: Sequence[Op], turns: int) -> list[Row]:
+        """What is staged of ``group``, with shared memory for it."""
+        rows = rows_of(self.old, group, self.tile, turns, self.found)
+        for row in rows if WORKGROUP in self.old.attrs else ():
+            if before := self._behind(row, group)[1]:  # from a whole vector on
+                row.before = before
+                row.reaches(row.length + before)
+        with self.at(self.front):
+            self.shared = {
+                element: self.op("memref.alloca", type=MemRefType(
+                    element, 1, "contiguous", (size,), "shared"
+                ))
+                for element, size in laid_out(rows, self.tile).items()
+            }  # fmt: skip
+        return rows
+
     def _apart(self, loop: Op) -> bool:
         """Whether chunks whose turns are all there have code of their own. Not where loops go
         forwards, over vectors, few turns at a time: 4 % slower, as ptxas reads operands again; nor
@@ -591,7 +520,7 @@ def why_not_staged(nest: LoopNest, step: RegisterWindow, schedule: Schedule) -> 
         )  # fmt: skip
     if not together(nest, loop, tile, backwards=Reverse(step.loop) in schedule):
         return Refusal(f"threads of a block do not come to `{step.loop}` together", loop.span)
-    rows = rows_of(nest.function, [loop], tile, step.staged, nest.extraction)
+    rows = rows_of(nest.function, [loop], tile, step.staged, nest.integers)
     if not rows or not nest.function.attrs.get("noalias", True):
         return Refusal(f"`{step.loop}` loads no rows that threads of a block share", loop.span)
     size = sum(n * element.bytes for element, n in laid_out(rows, tile).items())

@@ -136,9 +136,8 @@ class _Jamming:
             masks = [build.op("arith.cmpi", index, begin, predicate="sge") for index in indices]
         early, taken = self._early(body)
         self.jam.ops(early, self.jam.all)
-        conditions = [
-            self.jam.get(k, If(branch).condition) for branch in taken for k in self.jam.all
-        ]
+        asked = [If(branch).condition for branch in taken]
+        conditions = [self.jam.get(k, v) for v in asked for k in self._deciding(v)]
         if begin is None:
             inside = build.op("arith.cmpi", indices[-1], upper, predicate="slt")
             conditions = [inside, *conditions]
@@ -153,10 +152,15 @@ class _Jamming:
             if begin is None and (found := self._maskable(body)) is not None:
                 self._masked(*found, early, indices, upper)
             else:
-                self._one_by_one(body, indices, upper, begin)
+                self._one_by_one(body, indices, upper, None if self.whole else begin)
 
         together = partial(self._all_together, body, early, taken, masks)
         build.either(whole, together, left, whole=True)
+
+    def _deciding(self, condition: Value) -> Sequence[int]:
+        """The iterations in which ``condition`` has to hold so that it does in all of them."""
+        ends = self.jam.along.ends(condition)
+        return self.jam.all if ends is None else sorted({self.jam.all[k] for k in ends or (0,)})
 
     def _in_groups(self, place: Value, lower: Value, upper: Value) -> tuple[Value, Value]:
         """The first iteration that the group at ``place`` stores, and the first that is carried
@@ -199,6 +203,12 @@ class _Jamming:
     ) -> None:
         """The iterations that are there, each by itself; of a group those from ``begin`` on."""
         build, first = self.jam.builder, indices[0]
+        if begin is None and self.copies == 1:
+            self.jam.single = True
+            with build.when(build.op("arith.cmpi", first, upper, predicate="slt")):
+                self.jam.ops(_alone(body), [0])
+            self.jam.single = False
+            return
         end = build.addi(indices[-1], build.number(1, first))
         last, step = self.jam.least([end, upper]), build.number(self.apart, first)
         inner = build.for_(first, last, step, unroll=1, rare=True).body

@@ -112,6 +112,30 @@ class Variation:
         found = self.growth(value)
         return 0 if found == UNIFORM else 1 if found.low >= 0 else -1 if found.high <= 0 else 0
 
+    def ends(self, condition: Value) -> frozenset[int] | None:
+        """Of iterations in a row, those in which ``condition`` has to hold so that it does in all:
+        the first (0), the last (-1), both, or none where it is uniform; None: all may have to."""
+        op = condition.op
+        if op is None or self.uniform(condition):
+            return frozenset() if self.uniform(condition) else None
+        if op.name == "arith.andi":
+            sides = [self.ends(v) for v in op.operands]
+            known = [s for s in sides if s is not None]
+            return frozenset().union(*known) if len(known) == len(sides) else None
+        if op.name != "arith.cmpi":
+            return None
+        left, right = map(self.growth, op.operands)
+        rises, falls = left.low >= right.high, left.high <= right.low
+        match op.attrs["predicate"]:
+            case "sge" | "sgt" if rises or falls:
+                return frozenset({0 if rises else -1})
+            case "sle" | "slt" if rises or falls:
+                return frozenset({-1 if rises else 0})
+            case "eq" if rises or falls:
+                return frozenset({0, -1})
+            case _:
+                return None
+
     def steepness(self, value: Value) -> float:
         """By how much a value grows or falls at most."""
         found = self.growth(value)

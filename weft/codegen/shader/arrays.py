@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 
 from weft.codegen.shader.dialects import Dialect, UnsupportedInShaderError, type_of
@@ -33,6 +34,7 @@ class Arrays(Writer):
         self.numbers: dict[Value, int | None] = {}  # what integers are known to be
         self.guard = ""  # of loads that stand where a branch had them: else they are of place 0
         self.known: dict[str, str] = {}  # names of what was computed already, by its text
+        self.rows = Counter[tuple[Value, ...]]()  # how often elements of each are accessed
 
     def view(self, memref: Value) -> View:
         found = self.views[memref]
@@ -85,8 +87,8 @@ class Arrays(Writer):
         if (at := _constant(view, [0 if nowhere else n for n in known])) is not None:
             return view, self.guarded(str(max(at + behind, 0)), "i32")
         texts = [self.e.literal(0, v.scalar) if nowhere else self.of(v) for v in subscripts]
-        at = self.offset(view, texts)
         type = type_of(subscripts[0].scalar)
+        at = self.offset(view, texts, type, again=self.rows[(memref, *subscripts[:-1])] > 1)
         return view, self.guarded(f"{at} + {behind}" if behind else at, type)
 
     def number_of(self, value: Value) -> int | None:
@@ -129,11 +131,18 @@ class Arrays(Writer):
                 values = [self.of(memory(o)[2][0]) for o in run]
                 self.accesses.store_four(view.buffer, at, values)
 
-    def offset(self, view: View, subscripts: Sequence[str]) -> str:
+    def offset(self, view: View, subscripts: Sequence[str], type: str, *, again: bool) -> str:
+        """``again``: other elements of the row are accessed, too."""
         terms = [
             s if stride in ("1", "i32(1)") else f"{s} * {stride}"
             for s, stride in zip(subscripts, view.strides, strict=True)
         ]
+        row = " + ".join(terms[:-1])
+        if again and "*" in row:
+            if row not in self.known:
+                self.known[row] = self.accesses.name("row")
+                self.line(self.d.let(self.known[row], type, row))
+            terms = [self.known[row], terms[-1]]
         return " + ".join(terms) or "0"
 
     def alloca(self, op: Op) -> None:
@@ -181,7 +190,10 @@ class Arrays(Writer):
     def dim(self, op: Op) -> None:
         size = self.views[op.operand].sizes[op.attrs["axis"]]
         t = type_of(op.result.scalar)
-        self.let(op, op.result, size if size.startswith(t) else f"{t}({size})")
+        if t == "i32" and size.isidentifier():
+            self.names[op.result] = size
+        else:
+            self.let(op, op.result, size if size.startswith(t) else f"{t}({size})")
 
 
 def atomically_updated(function: Function) -> set[Value]:

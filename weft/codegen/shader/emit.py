@@ -31,7 +31,7 @@ from weft.codegen.tables import described
 from weft.codegen.threads import argument_slots
 from weft.errors import ScheduleError
 from weft.ir.core import Function, Value, walk
-from weft.ir.types import MemRefType, ScalarType, f32, f64, i64, index
+from weft.ir.types import MemRefType, ScalarType, f64, i64, index
 from weft.ir.uniform import GROUP, divergent_wait
 from weft.ir.views import memory
 from weft.ir.writes import loaded, written
@@ -111,6 +111,9 @@ def analyse(function: Function, dialect: str) -> ShaderFacts:
     )  # fmt: skip
 
 
+_WORDS = {FLOAT64: ("f64",), INT64: ("i64", "u64")}  # that a text has which needs a feature
+
+
 def _threads(schedule: Schedule) -> tuple[int, int, int]:
     """Of a block of a large call."""
     block, asked = only(schedule, Block), only(schedule, BlockDim)
@@ -163,12 +166,13 @@ def _stage(
     vectors = {whole(memory(op)[0]) for op in joined}
     slots = argument_slots(function)
     at = {(s.kind, s.arg, s.axis): FIRST + 2 * k for k, s in enumerate(slots)}
+    numbers = _Numbers(dialect)
     names: dict[Value, str] = {}
     low: dict[Value, str] = {}
     views: dict[Value, View] = {}
 
     def size(word: int) -> str:
-        return dialect.longer(dialect.param(word), "i64") if wide else f"i32({dialect.param(word)})"
+        return dialect.longer(dialect.param(word), "i64") if wide else numbers.i32(word)
 
     for k, arg in enumerate(stage.args):
         if isinstance(arg.type, MemRefType):
@@ -189,15 +193,14 @@ def _stage(
             sizes = tuple(size(at["size", k, axis]) for axis in range(rank))
             views[arg] = View(buffer, sizes, _strides(arg.memref, sizes, k, at, size))
         elif k >= len(function.args):  # how many blocks there are
-            names[arg] = f"i32({dialect.param(FIRST + 2 * len(slots))})"
+            names[arg] = numbers.i32(FIRST + 2 * len(slots))
         else:
             kind = "float" if arg.scalar.is_float else "int"
             word = at[kind, k, 0]
             single = FIRST + 2 * len(slots) + 1 + (word - FIRST) // 2
-            low[arg] = f"i32({dialect.param(word)})"
-            if kind == "float":
-                low[arg] = f"bitcast<f32>({dialect.param(single)})"
-            names[arg] = low[arg] if arg.scalar is f32 else _argument(arg.scalar, word, dialect)
+            low[arg] = numbers.f32(single) if kind == "float" else numbers.i32(word)
+            plain = type_of(arg.scalar) in ("f32", "i32")
+            names[arg] = low[arg] if plain else _argument(arg.scalar, word, dialect)
     made = Printer(
         stage, dialect, e, threads, private, views, names, low, atomic, joined, watch
     ).run()
@@ -206,20 +209,40 @@ def _stage(
               if v.buffer.name in made.used]  # fmt: skip
     if "error" in made.used:
         bound.append(("error", "atomic<u32>", True))
-    called = all_functions(e.needs, dialect)
-    spoken = " ".join((*(type for _, type, _ in bound), *made.shared, *called, *made.body))
-    words = {FLOAT64: ("f64", "f64"), INT64: ("i64", "[iu]64")}
-    features = {feature: made.first.get(first) for feature, (first, word) in words.items()
-                if re.search(rf"\b{word}\b", spoken)}  # fmt: skip
+    called, body = all_functions(e.needs, dialect), [*numbers.lets(made.body), *made.body]
+    spoken = " ".join((*(type for _, type, _ in bound), *made.shared, *called, *body))
+    features = {feature: made.first.get(words[0]) for feature, words in _WORDS.items()
+                if any(w in spoken and re.search(rf"\b{w}\b", spoken) for w in words)}  # fmt: skip
     if dialect.name == "msl" and FLOAT64 in features:
         raise UnsupportedInShaderError(
             "Metal has no float64", function.span, "pass tensors of float32"
         )
-    text = dialect.module(ENTRY, bound, made.shared, called, made.body, threads)
+    text = dialect.module(ENTRY, bound, made.shared, called, body, threads)
     names_of = tuple(n for n, _, _ in bound), tuple(n for n, _, w in bound if w)
     led = tuple(v.buffer.name for v in views.values() if v.buffer.lead)
     lines = tuple(op.span.text.strip() if op and op.span else "" for op in features.values())
     return Stage(text, *names_of, led, tuple(features), lines), made.bytes
+
+
+class _Numbers:
+    """Sizes and numbers of the argument block by names: a shader reads each once."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.dialect = dialect
+        self.known: dict[str, tuple[str, str]] = {}  # type and text, by name
+
+    def i32(self, word: int) -> str:
+        self.known[f"n{word}_"] = "i32", f"i32({self.dialect.param(word)})"
+        return f"n{word}_"
+
+    def f32(self, word: int) -> str:
+        self.known[f"n{word}_"] = "f32", f"bitcast<f32>({self.dialect.param(word)})"
+        return f"n{word}_"
+
+    def lets(self, body: Sequence[str]) -> list[str]:
+        """Lines in front of ``body``, for the names in it."""
+        used = set(re.findall(r"\bn\d+_\b", "\n".join(body)))
+        return [self.dialect.let(name, *what) for name, what in self.known.items() if name in used]
 
 
 def _argument(t: ScalarType, word: int, dialect: Dialect) -> str:
@@ -227,9 +250,8 @@ def _argument(t: ScalarType, word: int, dialect: Dialect) -> str:
     if t is f64 or t in (i64, index):
         words = f"(u64({dialect.param(word)}) | (u64({dialect.param(word + 1)}) << 32u))"
         return f"bitcast<f64>{words}" if t is f64 else f"i64{words}"
-    if type_of(t) == "bool":
-        return f"({dialect.param(word)} != 0u)"
-    return f"i32({dialect.param(word)})"
+    assert type_of(t) == "bool"
+    return f"({dialect.param(word)} != 0u)"
 
 
 def _strides(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack
 
 from weft.codegen.shader.arrays import Arrays, whole
@@ -17,7 +17,7 @@ from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.interp import evaluate
 from weft.ir.ops import DIVISIONS, OPS, is_slow
 from weft.ir.scalar import literal
-from weft.ir.types import f32, i32
+from weft.ir.types import f32, i1, i32
 from weft.ir.views import (
     For,
     If,
@@ -38,6 +38,24 @@ _FEW = 8  # operations that are carried out, and not branched around
 def _is_quick(op: Op) -> bool:
     row = OPS[op.name]
     return row.pure and not (op.regions or is_slow(op.name) or op.name in DIVISIONS)
+
+
+def _unchanged(op: Op, known: Callable[[Value], Number | None]) -> int | None:
+    """Which operand the result is, of integers to which schedules add nothing."""
+    if len(op.operands) != 2:
+        return None
+    left, right = map(known, op.operands)
+    match op.name:
+        case "arith.addi" | "arith.subi" if right == 0:
+            return 0
+        case "arith.addi" if left == 0:
+            return 1
+        case "arith.muli" if op.result.type is not i1 and 1 in (left, right):
+            return 0 if right == 1 else 1
+        case "arith.maxsi" if (of := op.left.op) is not None and of.name == op.name:
+            return 0 if right is not None and right == known(of.right) else None
+        case _:
+            return None
 
 
 def folds(function: Function) -> bool:
@@ -64,6 +82,9 @@ class Printer(Arrays):
         self.lanes = lanes(function, joined)
         self.constants: dict[Value, Number] = {}  # results of operations on constants
         self.needed = needed(function, joined)
+        self.rows.update((at[0], *at[1][:-1]) for op in self.needed
+                         if (place := joined.get(op)) is None or place.run[0] is op
+                         if accessed_by(op) is not None and (at := memory(op)))  # fmt: skip
 
     def run(self) -> Written:
         self.block(self.function.body)
@@ -107,8 +128,8 @@ class Printer(Arrays):
             return
         self.noted(op, *op.operands)
         texts = [self.of(v) for v in op.operands]
-        if self.unchanged(op):
-            self.names[op.result] = texts[0]
+        if (same := _unchanged(op, self.known_number)) is not None:
+            self.names[op.result] = texts[same]
             return
         text = self.e.of(op, texts)
         key = f"{type_of(op.result.scalar)} {text}"
@@ -134,10 +155,6 @@ class Printer(Arrays):
     def known_number(self, value: Value) -> Number | None:
         number = constant_of(value)
         return self.constants.get(value) if number is None else number
-
-    def unchanged(self, op: Op) -> bool:
-        """Whether ``op`` adds nothing to an integer, which schedules do."""
-        return op.name in ("arith.addi", "arith.subi") and constant_of(op.right) == 0
 
     def place(self, op: Op) -> None:
         name = op.name.removeprefix("gpu.")
@@ -173,7 +190,8 @@ class Printer(Arrays):
     def is_few_loads(self, branch: If) -> bool:
         """Whether the branch does nothing but load something. A driver waits for that where the
         branch ends, and takes longer to compile it than a choice."""
-        ops = [op for op in branch.then.ops[:-1] if op.name != "arith.constant"]
+        ops = [op for op in branch.then.ops[:-1]
+               if op.name != "arith.constant" and op in self.needed]  # fmt: skip
         loads = [op for op in ops if op.name == "memref.load"]
         return (
             0 < len(loads) <= len(ops) <= _FEW

@@ -7,8 +7,9 @@ import pytest
 
 from tests.index.make import Int, Make
 from weft.index import budget, races
-from weft.index.access import MOST, Extraction
+from weft.index.access import Extraction
 from weft.index.expression import condition_polys
+from weft.index.integers import MOST
 from weft.index.operations import operations
 from weft.index.races import check_races, find_races
 from weft.ir.core import Function, Value

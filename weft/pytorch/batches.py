@@ -147,7 +147,14 @@ def vectorizes() -> bool:
     return len(active(0)) > 0
 
 
+def is_transformed() -> bool:
+    """Whether there is a transform around: a constant to Dynamo, which calls torch's own function
+    of that in torch 2.13 only."""
+    return torch._C._functorch.get_dynamic_layer_stack_depth() > 0
+
+
 differentiates._dynamo_marked_constant = True  # type: ignore[attr-defined]
+is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 vectorizes._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

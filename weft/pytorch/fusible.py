@@ -35,15 +35,18 @@ from weft.values import frozen
 @frozen
 class Hooks:
     """Of a version of Inductor: the name of the table where it keeps the lowerings of others, and
-    the operations that its code for GPUs does not carry out as weft does."""
+    the operations that its code for GPUs does not carry out as weft does; and whether its C++
+    rounds to half precision what another loop of the same kernel reads."""
 
     table: str
     lacking: frozenset[str] = frozenset()
+    rounds: bool = True
 
 
 # By the first two numbers of torch's version. These hooks are no public interface.
 HOOKS = {
-    "2.11": Hooks("lowerings", frozenset({"arith.divf"})),  # which it rounds to two units
+    # It rounds quotients to two units.
+    "2.11": Hooks("lowerings", frozenset({"arith.divf"}), rounds=False),
     "2.13": Hooks("user_lowerings"),
 }
 
@@ -90,12 +93,13 @@ class Launch:
     def probed(self, known: Callable[[Any], bool]) -> Fusion:
         """Raises ``Opaque`` where the loop cannot be fused, or should not be."""
         on_gpu = any(isinstance(v, torch.Tensor) and v.is_cuda for _, v in self.named)
-        lacking = hooks().lacking
+        known_of = hooks()
+        lacking = known_of.lacking if on_gpu else frozenset[str]()
         if on_gpu and any(isinstance(v, Unknown) for v in self.values):
             raise Opaque("a number may differ from call to call")
         return Fusion(
             self.prepared, self.given(lambda tensor: lambda index: None),
-            Facts(known, self.anyway, on_gpu, lacking if on_gpu else frozenset()), Probe(),
+            Facts(known, self.anyway, on_gpu, lacking, on_gpu or known_of.rounds), Probe(),
             lambda *reduction: lambda index: None,
         )  # fmt: skip
 

@@ -79,6 +79,7 @@ class Facts:
     anyway: bool  # also where weft's own code is expected to be faster
     on_gpu: bool
     lacking: frozenset[str]  # operations that this Inductor computes otherwise
+    rounds: bool  # whether it rounds to half precision where it is asked to
 
 
 @frozen
@@ -312,6 +313,8 @@ class Fusion:
             raise Opaque("it has unsigned integers, which Inductor computes otherwise")
         if dtype not in _HALVES:
             return value
+        if not self.facts.rounds:
+            raise Opaque("on a CPU this Inductor does not round to half precision what is fused")
         # Rounded here: what is fused with it may read it from a register. (Conversions that are
         # given a type to start from are taken for none by Inductor's C++.)
         half = self.ops.to_dtype(value, dtype, use_compute_types=False)

@@ -28,7 +28,7 @@ from weft.frontend.parameters import Parameter
 from weft.frontend.split import HostPart, Region, RegionArg, Returned
 from weft.lang.random import KEY, read_key
 from weft.pytorch.ambient import Autocast
-from weft.pytorch.batches import levels_of, no_samples
+from weft.pytorch.batches import is_transformed, levels_of, no_samples
 from weft.pytorch.changing import CHANGING
 from weft.pytorch.forward_level import is_open
 from weft.pytorch.library import Operators
@@ -39,7 +39,7 @@ from weft.runtime.launch import KernelLike, Launcher, gradient_error
 from weft.runtime.overlap import fakes_share
 from weft.source import FunctionSource, subtree
 
-OLDEST = "2.13"  # the oldest torch whose Dynamo was seen to trace host parts
+OLDEST = "2.11"  # the oldest torch whose Dynamo was seen to trace host parts
 # Functions whose results have no contents yet.
 _EMPTY = frozenset({"empty", "empty_like", "new_empty", "empty_strided"})
 # Methods and functions that look at elements, or at what a trace has not.
@@ -257,7 +257,7 @@ class TracedLoop:
         if "k" in self.roles:  # a graph draws the key, and the loop is a function of it
             args = (*args, read_key(args))
         # Tensors of transforms do not say whether a derivative is wanted.
-        inside = torch._C._functorch.get_dynamic_layer_stack_depth() > 0
+        inside = is_transformed()
         if not torch.compiler.is_dynamo_compiling():  # which follows no other dual tensors
             inside = inside or is_open()
         wanted = inside

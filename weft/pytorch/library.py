@@ -35,7 +35,14 @@ from weft.frontend.specs import constant_key
 from weft.frontend.split import Returned
 from weft.lang.random import KEY
 from weft.pytorch.ambient import Autocast, autocast_state
-from weft.pytorch.batches import differentiates, direct, is_batched, levels_of, vectorizes
+from weft.pytorch.batches import (
+    differentiates,
+    direct,
+    is_batched,
+    is_transformed,
+    levels_of,
+    vectorizes,
+)
 from weft.pytorch.changing import CHANGING, as_tensor, changes, without_symbols
 from weft.pytorch.derivative_ops import transformed
 from weft.pytorch.fake import hidden_write, of_samples
@@ -458,7 +465,7 @@ def _is_copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     or a tangent is asked for; and of complex tensors, where Inductor has no operators that write to
     arguments (torch 2.13). Dynamo traces this."""
     recorded = torch.is_grad_enabled()
-    inside = torch._C._functorch.get_dynamic_layer_stack_depth() > 0 and differentiates()
+    inside = is_transformed() and differentiates()
     traced = torch.compiler.is_dynamo_compiling()  # which cannot tell what is of a transform
     values = (*args, *kwargs.values())
     for value in (*values, *(v for x in values if isinstance(x, list | tuple) for v in x)):

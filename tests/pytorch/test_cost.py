@@ -19,6 +19,7 @@ import weft
 from weft.index.operations import FLOPS, kind_of
 from weft.pytorch import cost as costs
 from weft.pytorch.flops import CountWarning
+from weft.pytorch.hosted import OLDEST
 
 
 @weft.kernel
@@ -254,7 +255,7 @@ def test_a_gradient_counts_what_the_host_part_does():
 
 
 @pytest.mark.skipif(
-    TorchVersion(torch.__version__) < "2.13", reason="graphs of an older torch hold no host part"
+    TorchVersion(torch.__version__) < OLDEST, reason="graphs of an older torch hold no host part"
 )
 def test_loops_in_traced_graphs_are_counted():
     x, w = draw(4, 6), draw(6, 6)

@@ -26,6 +26,7 @@ on_devices = pytest.mark.parametrize(
 
 FACTOR = 3.0
 LACKS_DIVISION = not OLD and "arith.divf" in fusible.hooks().lacking
+ROUNDS = not OLD and fusible.hooks().rounds
 
 
 @weft.kernel
@@ -244,7 +245,8 @@ def test_one_graph_serves_many_sizes(compiled):
 def test_halves_are_rounded_as_the_loop_rounds_them(compiled, dtype, device):
     x = torch.randn(500, device=device).to(dtype)
     out, code = compiled(lambda x: scaled(x, 2.1) * 3, x)
-    assert (kernels(code), calls(code)) == (1, 0)
+    # Inductor of torch 2.11 has C++ that does not round what it fuses: the loop stays a call.
+    assert (kernels(code), calls(code)) == (1, device == "cpu" and not ROUNDS)
     assert torch.equal(out, scaled(x, 2.1) * 3)
     assert not torch.equal(out, (x.float() * 2.1 * 3).to(dtype))
 
@@ -426,8 +428,9 @@ def test_inductor_keeps_a_bounded_number_of_operators(compiled, monkeypatch):
 
     monkeypatch.setattr(inductor._told, "MOST", 2)
     monkeypatch.setattr(inductor._told, "_told", deque())
-    before = len(lowering.user_lowerings)
+    table = getattr(lowering, fusible.hooks().table)
+    before = len(table)
     for k in range(4):
         kernel = weft.kernel(name=f"kept{k}", fuse=False)(scaled.function)
         compiled(lambda x, kernel=kernel: kernel(x, 2.0), torch.randn(5))
-    assert len(lowering.user_lowerings) <= before + 2
+    assert len(table) <= before + 2

@@ -281,17 +281,26 @@ def test_limits_of_the_device_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
         for i in range(x.shape[0]):
             x[i] = 1.0
 
+    @weft.kernel
+    def drawn(x):
+        for i in range(x.shape[0]):
+            x[i] = weft.random()
+
     few = [torch.zeros(3) for _ in range(3)]
     said = limited("max-buffer-size", 1 << 12, squares, torch.zeros(2000))
     assert "a tensor of 8,000 bytes does not fit into a buffer of " in said
     assert said.endswith("at most 4,096; call the kernel on parts of it")
     said = limited("max-compute-invocations-per-workgroup", 128, asked, torch.zeros(3000))
     assert "runs in blocks of 256 threads, and " in said
-    assert said.endswith("has blocks of 128 at most: run it on a CPU")
+    assert said.endswith("has blocks of 128 at most: write a smaller block_dim, or none")
     said = limited("max-storage-buffers-per-shader-stage", 2, three, *few)
     assert "needs" in said
     assert said.endswith("has at most 2 in a shader: use fewer tensors")
     monkeypatch.setattr(device(), "features", frozenset())
+    with pytest.raises(WebGpuError) as caught:
+        drawn.changed({}).on("webgpu")(torch.zeros(3))
+    assert "draws random numbers (`x[i] = weft.random()`), which takes" in str(caught.value)
+    assert str(caught.value).endswith("has none: pass a tensor of them (torch.rand)")
     with pytest.raises(WebGpuError, match=r"computes with integers of 64 bits.*weft.i32, weft.f32"):
         squares.changed({}).on("webgpu")(torch.zeros(3, dtype=torch.int64))
     with pytest.raises(WebGpuError, match=r"computes with floats of 64 bits \(`.*`\), which"):

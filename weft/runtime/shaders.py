@@ -176,6 +176,11 @@ class Compiled(build.Made):
             if feature in on.features:
                 continue
             what = "integers" if feature == INT64 else "floats"
+            if feature == INT64 and "philox_i64(" in stage.text:
+                raise self.language.error(
+                    f"the loop of `{name}` draws random numbers (`{line}`), which takes integers "
+                    f"of 64 bits, and {on.name} has none: pass a tensor of them (torch.rand)"
+                )
             raise self.language.error(
                 f"the loop of `{name}` computes with {what} of 64 bits{f' (`{line}`)' * bool(line)}"
                 f", which {on.name} does not have: pass tensors and numbers of 32 bits (weft.i32, "
@@ -192,7 +197,7 @@ class Compiled(build.Made):
         if math.prod(threads) > most:
             raise self.language.error(
                 f"the loop of `{name}` runs in blocks of {math.prod(threads)} threads, and "
-                f"{on.name} has blocks of {most} at most: run it on a CPU"
+                f"{on.name} has blocks of {most} at most: write a smaller block_dim, or none"
             )
         return on.pipeline(stage, name, threads, free=free)
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 
 from weft.codegen.shader.dialects import Dialect, UnsupportedInShaderError, type_of
-from weft.codegen.shader.memory import Accesses, Buffer, View
+from weft.codegen.shader.memory import SIDES, Accesses, Buffer, View
 from weft.codegen.shader.rules import Expressions, narrowed, widened
 from weft.codegen.shader.runs import WIDTH, Place
 from weft.codegen.shader.writer import Writer
@@ -130,6 +130,12 @@ class Arrays(Writer):
             else:
                 values = [self.of(memory(o)[2][0]) for o in run]
                 self.accesses.store_four(view.buffer, at, values)
+
+    def either_four(self, values: Sequence[Value], vector: str, no: str) -> None:
+        """Lets ``values`` be the elements of ``vector`` where the guard holds, else ``no``."""
+        type, name = f"vec4<{type_of(values[0].scalar)}>", self.accesses.name("four")
+        self.line(self.d.let(name, type, f"select({type}({no}), {vector}, {self.guard})"))
+        self.names.update(zip(values, (f"{name}.{side}" for side in SIDES), strict=True))
 
     def offset(self, view: View, subscripts: Sequence[str], type: str, *, again: bool) -> str:
         """``again``: other elements of the row are accessed, too."""

@@ -220,6 +220,9 @@ def _stage(
     text = dialect.module(ENTRY, bound, made.shared, called, body, threads)
     names_of = tuple(n for n, _, _ in bound), tuple(n for n, _, w in bound if w)
     led = tuple(v.buffer.name for v in views.values() if v.buffer.lead)
+    drawn = next((op for op in walk(stage.body) if op.name == "math.philox"), None)
+    if drawn is not None and INT64 in features:  # not the number of the iteration
+        features[INT64] = drawn
     lines = tuple(op.span.text.strip() if op and op.span else "" for op in features.values())
     return Stage(text, *names_of, led, tuple(features), lines), made.bytes
 

@@ -21,6 +21,16 @@ from weft.values import frozen
 _ATOMIC = {"addi": "add", "minsi": "min", "maxsi": "max", "andi": "and", "ori": "or", "xori": "xor"}
 
 
+SIDES = "xyzw"  # of a vector
+
+
+def vector_of(elements: Sequence[str]) -> str:
+    """The name of the vector that has just these elements, in this order; "" where none does."""
+    name, _, _ = elements[0].rpartition(".")
+    whole = name.isidentifier() and [*elements] == [f"{name}.{side}" for side in SIDES]
+    return name if whole else ""
+
+
 @frozen
 class Buffer:
     """An array that a shader binds, or has: of ``element``s of the IR. ``bound``: others see it.
@@ -91,7 +101,7 @@ class Accesses:
         """The word that an element is in, and by how many bits it is shifted there. ``lane``: its
         place in a vector, if that is known."""
         if buffer.vectors and lane is not None:
-            return f"{buffer.name}[u32({at}) >> 2u].{'xyzw'[lane]}", "0u"
+            return f"{buffer.name}[u32({at}) >> 2u].{SIDES[lane]}", "0u"
         if buffer.vectors:
             number = self.name("at")
             self.line(self.e.dialect.let(number, "u32", f"u32({at})"))
@@ -150,10 +160,10 @@ class Accesses:
         whole = self.name("four")
         t = type_of(buffer.element)
         self.line(self.e.dialect.let(whole, f"vec4<{t}>", f"{buffer.name}[u32({at}) >> 2u]"))
-        return [f"{whole}.{side}" for side in "xyzw"]
+        return [f"{whole}.{side}" for side in SIDES]
 
     def store_four(self, buffer: Buffer, at: str, values: Sequence[str]) -> None:
-        made = f"{buffer.type}({', '.join(values)})"
+        made = vector_of(values) or f"{buffer.type}({', '.join(values)})"
         self.line(f"{buffer.name}[u32({at}) >> 2u] = {made};")
 
     def load(self, buffer: Buffer, at: str, lane: int | None = None) -> str:

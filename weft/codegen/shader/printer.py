@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, ExitStack
 
 from weft.codegen.shader.arrays import Arrays, whole
 from weft.codegen.shader.dialects import Dialect, register, type_of
-from weft.codegen.shader.memory import View
+from weft.codegen.shader.memory import View, vector_of
 from weft.codegen.shader.needed import needed
 from weft.codegen.shader.rules import Expressions, widened
-from weft.codegen.shader.runs import Place, lanes
+from weft.codegen.shader.runs import WIDTH, Place, lanes
 from weft.codegen.shader.writer import Written
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.interp import evaluate
@@ -206,10 +206,17 @@ class Printer(Arrays):
         for inner in branch.then.ops:
             if inner in self.needed:
                 self.op(inner)
-        for k, result in enumerate(op.results):
-            yes, no = map(self.of, branch.arms(k))
+        arms = [tuple(map(self.of, branch.arms(k))) for k in range(len(op.results))]
+        left = list(zip(op.results, arms, strict=True))
+        while left:
+            (result, (yes, no)), *left = left
+            vector = vector_of([yes, *(other for _, (other, _) in left[: WIDTH - 1])])
             if yes == no:
                 self.names[result] = yes
+            elif vector and {n for _, (_, n) in left[: WIDTH - 1]} == {no}:
+                others = [v for v, _ in left[: WIDTH - 1]]
+                self.either_four([result, *others], vector, no)
+                left = left[WIDTH - 1 :]
             else:
                 self.let(op, result, f"select({no}, {yes}, {self.guard})")
         self.guard = guard

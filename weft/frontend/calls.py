@@ -133,12 +133,10 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
     if (made := type_calls.call(cx, node, target, written, bound)) is not None:
         return made
     name = names.canonical(target)
-    if name in ("sum", "min", "max", "any", "all", "next"):
-        found = comprehensions.of_generator(cx, name, node)
-        if found is not None:
-            return found
+    if (found := comprehensions.of_generator(cx, name, node)) is not None:
+        return found
     if name == "hypot" and len(node.args) > 2:  # Python's
-        return _inlined(cx, node, Static(function_table.formula("length_of")), span)
+        name, function = None, Static(function_table.formula("length_of"))
     if name is None or name in INLINED:
         return _inlined(cx, node, function, span)
     if name in LAZY:

@@ -74,9 +74,12 @@ def own(node: _Comprehension) -> _Comprehension:
     return found
 
 
-def of_generator(cx: Lowering, name: str, node: ast.Call) -> Operand | None:
+_OF_GENERATORS = ("sum", "min", "max", "any", "all", "next")
+
+
+def of_generator(cx: Lowering, name: str | None, node: ast.Call) -> Operand | None:
     """``sum(... for ...)`` and the like; None of another call."""
-    if not node.args or not isinstance(node.args[0], _Comprehension):
+    if name not in _OF_GENERATORS or not node.args or not isinstance(node.args[0], _Comprehension):
         return None
     allowed = {"sum": "start", "min": "default", "max": "default"}.get(name, "")
     by_place = node.args[1:] if name in ("sum", "next") else []

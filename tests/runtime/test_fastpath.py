@@ -188,6 +188,7 @@ def test_wrong_arguments_after_right_ones():
     assert kernel(1.0, x, x).tolist() == [3.0] * 3
 
 
+@pytest.mark.cpu  # under torch.device(...), a torch without guards has each call bound
 def test_annotated_tensors_take_the_way_of_others_and_are_checked(monkeypatch):
     @weft.kernel
     def scale(x: weft.types.ndarray(weft.f32, ndim=1), w: weft.types.ndarray() = None):

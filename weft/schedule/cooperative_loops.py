@@ -10,6 +10,7 @@ IR, for ``schedule.cooperate``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import field
 
@@ -213,13 +214,18 @@ class _Marking(Rewriter):
 
 class _Search:
     def __init__(self, function: Function, scan: bool = False) -> None:
-        self.found = {access.op: access for access in accesses(function)}
+        self.function = function
         self.strict = function.strict
         self.scan = scan  # whether loops may be shared in which turns ask for what was carried
         self.team = Team()
         self.local: set[Value] = set()
         self.wanted: Collection[Op] | None = None  # the loops to be shared, where that is asked for
         self.forced = False  # whether it may be work done many times over
+
+    @functools.cached_property
+    def found(self) -> dict[Op, Access]:
+        """What is accessed, of which most loops are not asked."""
+        return {access.op: access for access in accesses(self.function)}
 
     def uniform(self, block: Block) -> bool:
         """Takes in what all members do. False where that would be work done many times over, or

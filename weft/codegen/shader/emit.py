@@ -16,7 +16,7 @@ from weft.codegen.shader.mathematics import all_functions
 from weft.codegen.shader.memory import Buffer, View
 from weft.codegen.shader.printer import Printer, folds
 from weft.codegen.shader.rules import Expressions
-from weft.codegen.shader.runs import runs
+from weft.codegen.shader.runs import Forms, runs
 from weft.codegen.shading import (
     ENTRY,
     FIRST,
@@ -161,7 +161,8 @@ def _stage(
     and subscripts have 64 bits. Gives the bytes of a block's memory, too."""
     e = Expressions(dialect)
     changed, atomic = set(map(whole, written(stage))), atomically_updated(stage)
-    joined = runs(stage) if dialect.vectors else {}
+    forms = Forms()
+    joined = runs(stage, forms) if dialect.vectors else {}
     joined = {op: place for op, place in joined.items() if whole(memory(op)[0]) not in atomic}
     vectors = {whole(memory(op)[0]) for op in joined}
     slots = argument_slots(function)
@@ -202,7 +203,7 @@ def _stage(
             plain = type_of(arg.scalar) in ("f32", "i32")
             names[arg] = low[arg] if plain else _argument(arg.scalar, word, dialect)
     made = Printer(
-        stage, dialect, e, threads, private, views, names, low, atomic, joined, watch
+        stage, dialect, e, threads, private, views, names, low, atomic, joined, forms, watch
     ).run()
     bound = [("params", "u32", False)]
     bound += [(v.buffer.name, v.buffer.type, v.buffer.written) for v in views.values()

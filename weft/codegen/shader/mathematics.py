@@ -9,6 +9,7 @@ from weft.codegen.shader.expand import WRITTEN_OUT, expand
 from weft.codegen.shader.functions import functions
 from weft.codegen.shader.printer import Printer
 from weft.codegen.shader.rules import Expressions, choice
+from weft.codegen.shader.runs import Forms
 from weft.ir.types import ScalarType, f32
 
 Needs = frozenset[tuple[str, ScalarType]]
@@ -30,7 +31,7 @@ def _function(name: str, dialect: Dialect) -> tuple[str, Needs]:
     single = len(function.args) == 1 and dialect is not MSL
     e = Expressions(dialect, numbers=single)
     names = {arg: arg.name for arg in function.args}
-    printer = Printer(function, dialect, e, (1, 1, 1), 0, {}, names, {}, set(), {}, False)
+    printer = Printer(function, dialect, e, (1, 1, 1), 0, {}, names, {}, set(), {}, Forms(), False)
     lines = [f"  {line}" for line in printer.run().body]
     args = ", ".join(f"{arg}: f32" for arg in names.values())
     head = dialect.function(f"fn {name}_f32({args}) -> f32 {{")

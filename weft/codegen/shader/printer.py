@@ -11,7 +11,7 @@ from weft.codegen.shader.dialects import Dialect, register, type_of
 from weft.codegen.shader.memory import View, vector_of
 from weft.codegen.shader.needed import needed
 from weft.codegen.shader.rules import Expressions, widened
-from weft.codegen.shader.runs import WIDTH, Place, lanes
+from weft.codegen.shader.runs import WIDTH, Forms, Place, lanes
 from weft.codegen.shader.writer import Written
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.interp import evaluate
@@ -71,7 +71,7 @@ class Printer(Arrays):
         self, function: Function, dialect: Dialect, e: Expressions, threads: tuple[int, int, int],
         private: int, views: Mapping[Value, View], names: Mapping[Value, str],
         low: Mapping[Value, str], atomic: Set[Value], joined: Mapping[Op, Place],
-        watch: bool,
+        forms: Forms, watch: bool,
     ) -> None:  # fmt: skip
         super().__init__(dialect, e, private, views, names, atomic, joined, watch)
         self.function, self.threads, self.low = function, threads, low
@@ -79,7 +79,7 @@ class Printer(Arrays):
         # A check that fails ends the thread where nobody waits for it.
         self.may_leave = not any(op.name == "gpu.barrier" for op in walk(function.body))
         self.folds = folds(function)
-        self.lanes = lanes(function, joined)
+        self.lanes = lanes(function, joined, forms)
         self.constants: dict[Value, Number] = {}  # results of operations on constants
         self.needed = needed(function, joined)
         self.rows.update((at[0], *at[1][:-1]) for op in self.needed

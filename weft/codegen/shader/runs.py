@@ -30,11 +30,11 @@ class Place:
     k: int
 
 
-def runs(function: Function) -> dict[Op, Place]:
+def runs(function: Function, forms: Forms) -> dict[Op, Place]:
     """Of each load or store of a run, its place; the operations of a run are in the order of their
     addresses. All loads may be done where the first is, all stores where the last is."""
     found: dict[Op, Place] = {}
-    forms, changed = _Forms(), written(function)
+    changed = written(function)
     for block in _blocks(function.body):
         for begin, op in enumerate(block.ops):
             if op in found or not _begins(op):
@@ -50,10 +50,9 @@ def runs(function: Function) -> dict[Op, Place]:
     return found
 
 
-def lanes(function: Function, joined: Mapping[Op, Place]) -> dict[Op, int]:
+def lanes(function: Function, joined: Mapping[Op, Place], forms: Forms) -> dict[Op, int]:
     """Of each other load or store beside a run in its block, which place in a vector it has."""
     found: dict[Op, int] = {}
-    forms = _Forms()
     for block in _blocks(function.body):
         firsts = [place.run[0] for op in block.ops
                   if (place := joined.get(op)) is not None and place.run[0] is op]  # fmt: skip
@@ -84,7 +83,7 @@ def _lasts(memref: Value) -> bool:
     return memref.op is None or memref.memref.space == "shared"
 
 
-def _run(ops: Sequence[Op], forms: _Forms) -> tuple[Op, ...]:
+def _run(ops: Sequence[Op], forms: Forms) -> tuple[Op, ...]:
     """The run that the first of ``ops`` begins; () where it does not."""
     first = ops[0]
     memref = memory(first)[0]
@@ -106,19 +105,24 @@ def _run(ops: Sequence[Op], forms: _Forms) -> tuple[Op, ...]:
     return ()
 
 
-class _Forms:
+class Forms:
     """Integers as sums of products: two that are equal have the same form."""
 
     def __init__(self) -> None:
         self.known: dict[Value, Form] = {}
         self.factors: dict[Hashable, int] = {}  # numbers of what is no sum
+        self.places: dict[Op, tuple[Value, tuple[Form, ...], Form]] = {}
 
     def place(self, op: Op) -> tuple[Value, tuple[Form, ...], Form]:
         """What a load or store accesses: the memref, its row, and the place in that."""
-        memref, subscripts, _ = memory(op)
-        *outer, last = map(self.of, subscripts)
-        terms, constant = last
-        return memref, tuple(outer), (terms, constant + op.attrs.get("offset", 0))
+        found = self.places.get(op)
+        if found is None:
+            memref, subscripts, _ = memory(op)
+            *outer, last = map(self.of, subscripts)
+            terms, constant = last
+            offset = op.attrs.get("offset", 0)
+            found = self.places[op] = memref, tuple(outer), (terms, constant + offset)
+        return found
 
     def between(self, first: Op, other: Op) -> int:
         """How many elements of a row ``other`` accesses behind ``first``; below zero where that is

@@ -323,7 +323,7 @@ def _reduce(cx: Lowering, node: ast.Call) -> Operand:
     return comprehensions.folded(cx, node, function, over, start)
 
 
-def _product(cx: Lowering, node: ast.Call) -> Operand:
+def _product_of_items(cx: Lowering, node: ast.Call) -> Operand:
     """``math.prod(items, start=1)``."""
     span = cx.span(node)
     start = [k.value for k in node.keywords if k.arg == "start"]
@@ -341,4 +341,4 @@ def _product(cx: Lowering, node: ast.Call) -> Operand:
 
 
 LAZY.update({f"itertools.{name}": _of_itertools(name) for name in (*_FUNCTIONS, *_REFUSED)})
-LAZY |= {"reduce": _reduce, "product": _product}
+LAZY.update({"reduce": _reduce, "product": _product_of_items})

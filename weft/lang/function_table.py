@@ -51,7 +51,7 @@ OF_INTEGERS: dict[str, str] = {
     "lcm": "torch.lcm math.lcm numpy.lcm",
     **{name: f"math.{name}" for name in ("isqrt", "factorial", "perm", "comb")},
 }
-FORMULAS |= OF_INTEGERS
+FORMULAS.update(OF_INTEGERS)
 # The function of heaps.py: what it is elsewhere.
 OF_LISTS: dict[str, str] = {
     **{name: f"heapq.{name}"

@@ -64,20 +64,20 @@ Variants = Mapping[Pass, Sequence[Pass]]  # what stands in place of a pass
 def to_code(
     function: Function, options: Options, *, noalias: bool = True,
     listener: Callable[[str, Function], None] | None = None, asked: str | None = None,
-    made_for: str = "", streaming_beyond: int | None = None, columns: str = "",
+    made_for: str = "", streaming_beyond: int | None = None, columns: str = "", rare: bool = False,
 ) -> CpuCode:  # fmt: skip
     """IR to object code of this machine (or of another, see ``compile_cpu``), by the schedule that
     is ``asked`` for, or with stores that stream where arrays have more bytes than
-    ``streaming_beyond``. ``columns``: see ``compile_cpu``. Raises ``RaceError`` where iterations
-    provably meet, ``ScheduleError``; in debug mode, the code checks at run time where that is not
-    known."""
+    ``streaming_beyond``. ``columns``, ``rare``: see ``compile_cpu``. Raises ``RaceError`` where
+    iterations provably meet, ``ScheduleError``; in debug mode, the code checks at run time where
+    that is not known."""
     from weft.codegen import cpu  # LLVM, which shaders do without
     from weft.schedule.default_cpu import completed
 
     wish = asked is not None
     function = optimize_for_cpu(function, options, noalias=noalias, listener=listener, asked=wish)
     schedule = None if asked is None else completed(asked)
-    return cpu.compile_cpu(function, schedule, made_for, streaming_beyond, columns)
+    return cpu.compile_cpu(function, schedule, made_for, streaming_beyond, columns, rare=rare)
 
 
 @deeply
@@ -195,7 +195,8 @@ def _checked(function: Function, options: Options) -> None:
     if options.verify:
         check(function)
     with timing.stage("races"):
-        check_negative(function)
+        if "order" not in function.attrs:  # derived loops access what theirs do
+            check_negative(function)
         check_races(function)
 
 

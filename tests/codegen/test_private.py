@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ from weft.ir.builder import Builder
 from weft.ir.core import Function
 from weft.ir.interp import run
 from weft.ir.types import MemRefType, ScalarType, f32, f64, i16, i32, i64, index
+from weft.runtime import build, cpu
+from weft.runtime.link import jump
 from weft.schedule.copies import COST
 from weft.schedule.default_cpu import candidates
 from weft.schedule.language import Privatize, ScheduleError, Vectorize, show
@@ -152,6 +156,84 @@ def refusal(function: Function, *steps: Privatize | Vectorize) -> str:
     with pytest.raises(ScheduleError) as error:
         check(function, steps, host_cpu())
     return error.value.message
+
+
+@pytest.fixture
+def rare(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The addresses of loops with atomic operations that kernels have asked for."""
+    found: list[int] = []
+    ask = cpu.Later._ask
+
+    def asked(self: cpu.Later) -> int:
+        found.append(ask(self))
+        return found[-1]
+
+    monkeypatch.setattr(cpu.Later, "_ask", asked)
+    monkeypatch.setenv("WEFT_CACHE", "0")
+    return found
+
+
+def counted(kernel: Any, bins: int, threads: int) -> None:
+    at = torch.arange(200_000) % bins
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = kernel(at, torch.zeros(bins))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found, torch.bincount(at, minlength=bins).float())
+
+
+def test_atomic_operations_are_compiled_for_the_first_call_that_takes_them(rare: list[int]) -> None:
+    @weft.kernel
+    def count(at, bins):
+        for i in range(at.shape[0]):
+            bins[at[i]] += 1.0
+        return bins
+
+    counted(count, 3, 2)  # in copies
+    counted(count, 100_000, 1)  # by one thread
+    assert not rare
+    for _ in range(3):
+        counted(count, 100_000, 2)
+    assert len(rare) == 1 or (jump(0) is None and len({*rare}) == 1)
+    text = count.inspect(torch.arange(4), torch.zeros(4))["llvm"]
+    assert "atomicrmw" not in text
+    assert "@weft_rare" in text
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_that_they_cannot_be_compiled_is_no_wrong_number(
+    error: type[BaseException], rare: list[int], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    @weft.kernel
+    def count(at, bins):
+        for i in range(at.shape[0]):
+            bins[at[i]] += 1.0
+        return bins
+
+    counted(count, 100_000, 1)
+    whole = build.Compiled.rare_address
+
+    def fails(_: build.Compiled) -> int:
+        raise error
+
+    def interrupted() -> None:
+        counted(count, 100_000, 2)
+        time.sleep(5)  # it comes a moment later
+
+    monkeypatch.setattr(build.Compiled, "rare_address", fails)
+    if error is KeyboardInterrupt:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+    else:
+        counted(count, 100_000, 2)
+        assert "MemoryError" in caplog.text
+    assert not any(rare)
+    monkeypatch.setattr(build.Compiled, "rare_address", whole)
+    counted(count, 100_000, 2)
+    assert any(rare)
 
 
 def test_legality() -> None:

@@ -52,6 +52,7 @@ class CpuCode:
     cpu: str = ""  # what it is made for, if not this machine
     accessed: tuple[int, ...] = ()
     columns: tuple[int, ...] = ()  # what says that there are few, see ``register_tile``
+    rare: str = ""  # the function of a loop that few calls take, which is left out
 
     @property
     def tiled(self) -> bool:
@@ -70,13 +71,14 @@ class CpuCode:
 
 def compile_cpu(
     function: Function, schedule: Schedule | None = None, cpu: str = "",
-    streaming_beyond: int | None = None, columns: str = "",
+    streaming_beyond: int | None = None, columns: str = "", *, rare: bool = False,
 ) -> CpuCode:  # fmt: skip
     """Machine code of ``function`` for this machine, or for the ``cpu`` that is one of
     ``machine.LEVELS``. Without a ``schedule``, the first candidate is taken, and stores may stream
     where its arrays have more bytes than ``streaming_beyond``. ``columns``: "many" where it is not
     called for few iterations along lanes (what the code says of that is to be asked first), "few"
-    where it is called for these alone.
+    where it is called for these alone. ``rare``: what is compiled is the function that is left out
+    of the code for many, if there is one.
     Raises ``ScheduleError`` where a schedule is not legal."""
     beyond = streaming_beyond if schedule is None else None
     if schedule is not None:
@@ -88,15 +90,19 @@ def compile_cpu(
             if columns:
                 function = copy.copy(function)
                 function.attrs = {**function.attrs, "columns": columns}
-        kernel = scheduled(function, schedule, host_cpu(cpu), streaming_beyond=beyond)
+        kernel = scheduled(
+            function, schedule, host_cpu(cpu), streaming_beyond=beyond, rare=rare
+        )  # fmt: skip
         text = kernel.emit()
     with timing.stage("llvm"):
         simplified = all_vectors(kernel.function)
         code = machine(cpu=cpu).emit_object(_optimize(text, simplified, cpu))
+    symbol = kernel.rare_symbol if rare else kernel.symbol
     return CpuCode(
-        kernel.function, text, code, kernel.symbol, argument_slots(function),
+        kernel.function, text, code, symbol, argument_slots(function),
         described(kernel.function), printed(kernel.function), schedule, simplified, cpu,
         _deciding(kernel.function, schedule, host_cpu(cpu)), _asked(kernel.function),
+        "" if rare else kernel.rare_symbol,
     )  # fmt: skip
 
 
@@ -115,13 +121,14 @@ def _asked(function: Function) -> tuple[int, ...]:
 
 def scheduled(
     function: Function, schedule: Schedule, machine: CpuMachine, listener: Listener = ignored,
-    *, streaming_beyond: int | None = None,
+    *, streaming_beyond: int | None = None, rare: bool = False,
 ) -> CpuModule:  # fmt: skip
-    """``function`` after the steps of ``schedule``, to be written as LLVM IR."""
+    """``function`` after the steps of ``schedule``, to be written as LLVM IR. ``rare``: see
+    ``compile_cpu``."""
     beyond = streaming_beyond
     made = apply_cpu(function, schedule, machine, listener, streaming_beyond=beyond)
     bits = 256 if beyond is None and only_moves(function) else 512
-    return CpuModule(made, machine, bits)
+    return CpuModule(made, machine, bits, rare=rare)
 
 
 def only_moves(function: Function) -> bool:

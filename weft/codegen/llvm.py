@@ -487,6 +487,11 @@ def _threads(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
     return [e.inst(f"call i64 @{AVAILABLE}()")]
 
 
+@rule("weft.rare")
+def _rare(e: Emitter, op: Op, _: list[str]) -> Sequence[str]:
+    return ["true"]  # where nothing is left out (see ``threads.py``)
+
+
 @rule("weft.chunks")
 def _chunks(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     total, row, wished = operands

@@ -3,7 +3,8 @@
 A kernel becomes an *entry*, and for each loop over chunks (``schedule.chunks``) two functions. The
 entry has ``pool`` run the chunks. A *chunk* is one iteration of that loop. Between them stands the
 *body*, which hands the chunk its pointers as arguments, for only arguments can be told apart by
-LLVM.
+LLVM. One loop that few calls take may be left out: the entry asks ``RARE`` for its body, which is
+then compiled as a module of its own.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from weft.ir.types import MemRefType, ScalarType
 from weft.ir.views import CheckRace, Parallel
 from weft.schedule.machine import CpuMachine
 
+# A function of each kernel's own: it gives the body that is left out, or null where that cannot be
+# had. Known from then on.
+RARE = "weft_rare"
 _TRAITS = 'nounwind "prefer-vector-width"="{}" "no-trapping-math"="true"'
 # LLVM calls no functions of C's library in place of loops.
 _NO_COPIES, _NO_FILLS = ' "no-builtin-memcpy"', ' "no-builtin-memset"'
@@ -54,12 +58,17 @@ def argument_slots(function: Function) -> tuple[Slot, ...]:
 class CpuModule:
     """The LLVM module of one kernel while it is written."""
 
-    def __init__(self, function: Function, machine: CpuMachine, bits: int = 512) -> None:
-        """``bits``: of the longest vectors that LLVM makes."""
-        self.function = function
+    def __init__(
+        self, function: Function, machine: CpuMachine, bits: int = 512, *, rare: bool = False
+    ) -> None:
+        """``bits``: of the longest vectors that LLVM makes. ``rare``: what is written is the loop
+        that few calls take, which is left out else."""
+        self.function, self.rare = function, rare
         self.plain = _TRAITS.format(bits)
         self.cpu = CpuTarget(function, machine)
-        self.cpu.rules = {**CpuTarget.rules, "scf.parallel": self._parallel}
+        self.cpu.rules = {
+            **CpuTarget.rules, "scf.parallel": self._parallel, "weft.rare": self._is_there,
+        }  # fmt: skip
         self.module = Module(lines=Lines(function.span) if function.lined else None)
         self.symbol = symbol_of(function.name)
         self.slots = argument_slots(function)
@@ -67,17 +76,28 @@ class CpuModule:
         self.memrefs = [v for v in function.args if isinstance(v.type, MemRefType)]
         ops = list(walk(function.body))
         self.loops = [op for op in ops if "chunks" in op.attrs]
+        few = [op for op in self.loops if "rare" in op.attrs]
+        self.left_out = few[0] if len(few) == 1 else None
         self.overwritten = overwritten(function)
         # Runs (``passes/split_quotients.py``) are short: memcpy for each costs more than it saves.
         runs = any("independent" in op.attrs and "counts" not in op.attrs for op in ops)
         self.traits = self.module.attribute(self.plain + (_NO_COPIES if runs else ""))
 
+    @property
+    def rare_symbol(self) -> str:
+        """The function for the loop that is left out, in a module of its own; "" where none is."""
+        if self.left_out is None:
+            return ""
+        return f"{self.symbol}_body{self.loops.index(self.left_out)}"
+
     def emit(self) -> str:
         """The module's text."""
         for number, op in enumerate(self.loops):
-            self._chunk(number, op)
-            self._body(number)
-        self._entry()
+            if (op is self.left_out) == self.rare:
+                self._chunk(number, op)
+                self._body(number)
+        if not self.rare:
+            self._entry()
         return str(self.module)
 
     # -- what a function starts with
@@ -144,9 +164,12 @@ class CpuModule:
         e.allocas.append(f"{frame} = alloca [{pool.FIRST + len(captured)} x i64], align 64")
         stop = e.place(frame, pool.STOP)
         record = self.cpu.record if self.cpu.checks else stop
+        body = f"@body{self.loops.index(op)}"
+        if op is self.left_out:
+            body = e.inst(f"call ptr @{RARE}()")
         words = {
             pool.SLOTS: ("ptr", "%slots"), pool.STOP: ("i64", "0"), pool.RECORD: ("ptr", record),
-            pool.CHUNK: ("ptr", f"@body{self.loops.index(op)}"),
+            pool.CHUNK: ("ptr", body),
             pool.WAITS: ("i64", str(int(asks(op)))),
         }  # fmt: skip
         for k, value in enumerate(captured, pool.FIRST):
@@ -164,6 +187,13 @@ class CpuModule:
         e.start(on)
         return ()
 
+    def _is_there(self, e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
+        """Whether what is left out can be had."""
+        if self.left_out is None:
+            return ["true"]
+        e.declare(f"declare ptr @{RARE}()")
+        return [e.inst(f"icmp ne ptr {e.inst(f'call ptr @{RARE}()')}, null")]
+
     # -- the body
 
     def _body(self, number: int) -> None:
@@ -175,7 +205,9 @@ class CpuModule:
         e.line(f"call void @chunk{number}({', '.join(f'{t} {v}' for t, v in pairs)})")
         e.line("ret void")
         arguments = "ptr %slots, ptr %frame, i64 %number"
-        e.finish(f"define internal void @body{number}({arguments}) {self.traits}")
+        name = self.rare_symbol if self.rare else f"body{number}"
+        linkage = "" if self.rare else "internal "
+        e.finish(f"define {linkage}void @{name}({arguments}) {self.traits}")
 
     # -- the chunk
 

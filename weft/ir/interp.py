@@ -463,5 +463,6 @@ RULES: dict[str, Callable[..., Any]] = {
     "weft.prefetch": lambda m, op, *operands: None,
     "weft.rows_follow": lambda m, op, *operands: False,
     "weft.threads": lambda m, op: m.threads,
+    "weft.rare": lambda m, op: True,
     "weft.to_line": lambda m, op, memref, *subscripts: -sum(subscripts) % _LINE,
 }

@@ -292,6 +292,11 @@ _row(
     "computes does not depend on it",
 )  # fmt: skip
 _row(
+    "weft.rare", "", "i1",
+    "whether the loop over chunks that is marked as rare can run: it may be compiled for that",
+    pure=False,
+)  # fmt: skip
+_row(
     "weft.print", "any...", "",
     "prints; `parts` is a tuple of strings, with None where the next operand's value stands",
     attrs=("parts",), pure=False,

@@ -160,8 +160,8 @@ OPAQUE: dict[str, str] = {
     **dict.fromkeys(("gpu.thread_id", "gpu.block_id", "gpu.block_dim", "gpu.grid_dim",
                      "gpu.barrier", "gpu.copies_wait", "gpu.shuffle"), _GRID),
     **dict.fromkeys(
-        ("weft.chunks", "weft.copies", "weft.copy_of", "weft.rows_follow", "weft.threads",
-         "weft.prefetch", "weft.to_line"),
+        ("weft.chunks", "weft.copies", "weft.copy_of", "weft.rare", "weft.rows_follow",
+         "weft.threads", "weft.prefetch", "weft.to_line"),
         "it is made by schedules, which Inductor has its own of",
     ),
 }  # fmt: skip

@@ -27,7 +27,7 @@ from weft.ir.core import Function
 from weft.options import Options
 from weft.runtime import known, native, record
 from weft.runtime.cache import DiskCache, disk, from_json, hashed, to_json
-from weft.runtime.cpu import LoadedFunction, load
+from weft.runtime.cpu import Later, LoadedFunction, load
 from weft.runtime.known import Summary
 from weft.runtime.maker import compiler, processor
 from weft.runtime.overlap import extent
@@ -121,7 +121,7 @@ class Job:
     of what is not known about races; ``asked``: the text of a schedule, a person's or a tuned
     one. ``streaming_beyond``: where a CPU's stores may stream, the bytes of arrays from which on
     they do. ``columns``: which calls code of a CPU is for, "many", "few", or "" for both (see
-    ``Compiled.fitting``)."""
+    ``Compiled.fitting``). ``rare``: what is compiled is what the code for many leaves out."""
 
     backend: Backend
     loop: Loop
@@ -133,6 +133,7 @@ class Job:
     asked: str | None = None
     streaming_beyond: int | None = None
     columns: str = "many"
+    rare: bool = False
 
 
 @mutable
@@ -303,7 +304,7 @@ def log_stages(name: str, what: str, recording: timing.Recording) -> None:
 @frozen
 class Header:
     """What the cache keeps beside object code: what calls of it are like (see ``CpuCode``), and the
-    text of its schedule. ``accessed``, ``columns``: of ``CpuCode``."""
+    text of its schedule. ``accessed``, ``columns``, ``rare``: of ``CpuCode``."""
 
     schedule: str
     symbol: str
@@ -312,6 +313,7 @@ class Header:
     prints: tuple[tuple[tuple[str | None, ...], tuple[str, ...]], ...]
     accessed: tuple[int, ...] = ()
     columns: tuple[int, ...] = ()
+    rare: str = ""
 
 
 SMALL = 1 << 20  # bytes that every machine's last cache has
@@ -327,6 +329,7 @@ class Compiled(Made):
     streaming: Compiled | None = field(init=False, default=None)
     beside: Compiled | None = field(init=False, default=None)  # the same for few columns
     every: Compiled | None = field(init=False, default=None)  # the same for few and many
+    rare: Compiled | None = field(init=False, default=None)  # what it leaves out
 
     def fitting(self, tensors: Sequence[torch.Tensor], chooser: Chooser) -> Made:
         found = Made.fitting(self, tensors, chooser)
@@ -349,7 +352,7 @@ class Compiled(Made):
         return self._streaming(limit) if bytes > limit else self
 
     def for_all_sizes(self) -> Compiled:
-        if not self.header.columns:
+        if not self.header.columns and not self.header.rare:
             return self
         if self.every is None:
             self.every = self._again("few and many", columns="")
@@ -368,6 +371,12 @@ class Compiled(Made):
         if self.streaming is None:
             self.streaming = self._again("streaming", limit, streaming_beyond=limit)
         return self.streaming
+
+    def rare_address(self) -> int:
+        """Of the function that is left out."""
+        if self.rare is None:
+            self.rare = self._again("rare", rare=True)
+        return self.rare.code.address
 
     def _again(self, *what: object, **changes: Any) -> Compiled:
         """The same loop compiled with these ``changes`` of the job."""
@@ -431,22 +440,24 @@ class Cpu:
         options = replace(job.options, debug=job.checked)
         code = pipeline.to_code(
             job.loop.function, options, noalias=job.noalias, asked=job.asked,
-            streaming_beyond=job.streaming_beyond, columns=job.columns,
+            streaming_beyond=job.streaming_beyond, columns=job.columns, rare=job.rare,
         )  # fmt: skip
         log_llvm.debug("%s", code.llvm)
         if log_asm.isEnabledFor(logging.DEBUG):
             log_asm.debug("%s", code.assembly())
         said = show(code.schedule)
         header = Header(said, code.symbol, code.slots, code.checks, code.prints, code.accessed,
-                        code.columns)  # fmt: skip
+                        code.columns, code.rare)  # fmt: skip
         if job.cache is not None:
             job.cache.store(job.key, to_json(header), code.object)
         return self._loaded(job, header, code.object)
 
     def _loaded(self, job: Job, header: Header, code: bytes) -> Compiled:
+        later = Later(lambda: made.rare_address()) if header.rare else None
         with timing.stage("load"):
-            loaded = load(code, header.symbol, header.prints, cache=job.cache)
-        return Compiled(job, loaded, header)
+            loaded = load(code, header.symbol, header.prints, cache=job.cache, later=later)
+        made = Compiled(job, loaded, header)
+        return made
 
 
 CPU = Cpu()

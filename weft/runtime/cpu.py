@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import functools
 import logging
@@ -17,7 +18,7 @@ from weakref import WeakKeyDictionary
 from weft.codegen import libraries
 from weft.codegen.interface import number_of
 from weft.runtime.cache import DiskCache, hashed
-from weft.runtime.link import Linked, jump, link
+from weft.runtime.link import Linked, constant, jump, link
 from weft.runtime.maker import compiler, processor
 
 Prints = Sequence[tuple[Sequence[str | None], Sequence[str]]]
@@ -42,19 +43,60 @@ class LoadedFunction:
         self.call_holding_gil = _printing(holding, prints) if prints else holding
 
 
+_BEHIND = 0.05  # seconds
+
+
+class Later:
+    """A function of a kernel that is compiled when a call of it is about to begin. ``make``:
+    compiles it, and gives its address."""
+
+    def __init__(self, make: Callable[[], int]) -> None:
+        self._make, self._lock, self._known = make, threading.Lock(), 0
+        self._asked = ctypes.CFUNCTYPE(ctypes.c_void_p)(self._ask)
+        self._cell = ctypes.c_uint64(_address(self._asked))
+        self._jump, self._constant = jump(ctypes.addressof(self._cell)), None
+        # What the kernel calls: it gives the address.
+        self.address = self._jump.addresses["jump"] if self._jump else _address(self._asked)
+
+    def _ask(self) -> int:
+        """Called by a kernel, with or without the interpreter's lock before. 0 where it cannot be
+        compiled: the kernel does without, in one thread."""
+        try:
+            with self._lock:
+                if not self._known:
+                    self._known = self._make()
+                    self._constant = constant(self._known)  # from now on without Python
+                    if self._constant is not None:
+                        self._cell.value = self._constant.addresses["constant"]
+            return self._known
+        except KeyboardInterrupt:  # exceptions have no way through a kernel: once more, behind it
+            again = threading.Timer(_BEHIND, _thread.interrupt_main)
+            again.daemon = True
+            again.start()
+        except Exception as error:
+            log.error("a loop by atomic operations is not compiled, one thread adds: %r", error)
+        return 0
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
 def load(
-    object: bytes, symbol: str, prints: Prints = (), *, cache: DiskCache | None = None
-) -> LoadedFunction:
+    object: bytes, symbol: str, prints: Prints = (), *, cache: DiskCache | None = None,
+    later: Later | None = None,
+) -> LoadedFunction:  # fmt: skip
     """Links the object code of a kernel into this process. ``prints`` is ``CpuCode.prints``. What
-    all kernels share is kept in ``cache``.
+    all kernels share is kept in ``cache``. ``later``: what the code leaves out.
 
     Raises ``RuntimeError`` if the code needs a function that is not there.
     """
     with _lock:
         if not _shared:
             _shared.update(_pool(cache))
-        code = _link(object, [symbol], _shared)
-    loaded = LoadedFunction(code.addresses[symbol], code.memory, prints)
+        own = {"weft_rare": later.address} if later is not None else {}
+        code = _link(object, [symbol], {**_shared, **own})
+    loaded = LoadedFunction(code.addresses[symbol], (code.memory, later), prints)
     LOADED.tell(loaded, symbol, code, object)
     return loaded
 

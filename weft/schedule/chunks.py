@@ -40,6 +40,7 @@ class Chunks(Rewriter):
         self.total = self.work = self.wished = self.loop.lowers[0]  # until the loop is met
         self.alone = any(op.name == "weft.print" for op in walk(parallel.body))
         self.choice, self.chosen = _choice(parallel), parallel.body
+        self.rare = False  # whether the next loop over chunks is one that few calls take
 
     def _visited(self, op: Op, _: Rewriter) -> Sequence[Value] | None:
         return self.visited(op)
@@ -116,6 +117,7 @@ class Chunks(Rewriter):
         """``chunk`` for every number below ``count``, by threads."""
         made = self.parallel([self.index(0)], [count], [self.index(1)])
         made.attrs |= {"chunks": True, **({"alone": True} if self.alone else {})}
+        made.attrs |= {"rare": True} if self.rare else {}
         with self.at(made.body):
             chunk(made.body.args[0])
             self.do("scf.reduce")

@@ -3,6 +3,7 @@
 What comes out decides how a call accumulates: in copies, which are added to the array in the order
 of the chunks; plainly, in chunks one after the other, where one thread runs the loop; or by atomic
 operations. Where chunks begin depends on the sizes alone, and so do the bits of sums in copies.
+The loop with atomic operations may be "rare": compiled when a call takes it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ class _Copies(Chunks):
         super().__init__(parallel)
         self.arrays = {function.args[k]: kind for k, kind in arrays.items()}
         self.own: dict[Value, Value] = {}  # what a chunk accumulates into in place of an array
+        # Few calls, and none of one thread, accumulate by atomic operations: the most elements for
+        # the least work. Their loop takes as long to compile as that of all others.
+        self.leaves_out = function.attrs.get("columns") == "many"
 
     def visited(self, op: Op) -> Sequence[Value] | None:
         if op.name == "memref.atomic_rmw" and (own := self.own.get(memory(op)[0])) is not None:
@@ -48,6 +52,8 @@ class _Copies(Chunks):
         wanted = self._wanted([a.memref.element.bytes for a in arrays], sizes)
         made = self.append(Op("weft.copies", [wanted, *arrays], [index, *types]))
         count, *every = made.results
+        if self.leaves_out:
+            count = self._or_alone(count)
         several, partial = self.more(count, one), self.partial()
 
         def each(number: Value, do: Callable[[Value, str, Value, Value], None]) -> None:
@@ -93,10 +99,23 @@ class _Copies(Chunks):
             return self.combined(chunks, partial)
 
         def atomically() -> list[Value]:
+            self.rare = self.leaves_out
             return super(_Copies, self).shared()
 
         types = [value.type for value in self.old.results]
         return self.either(self.more(count, none), plainly, atomically, types)
+
+    def _or_alone(self, count: Value) -> Value:
+        """One thread where there should be atomic operations, also for want of memory for copies,
+        and the loop with them cannot be had."""
+        none, one = self.index(0), self.index(1)
+        atomic = self.op("arith.cmpi", count, none, predicate="eq")
+
+        def asked() -> list[Value]:
+            return [self.op("arith.select", self.op("weft.rare"), none, one)]
+
+        (found,) = self.either(atomic, asked, lambda: [count], [index])
+        return found
 
     def _wanted(self, widths: Sequence[int], sizes: Sequence[Value]) -> Value:
         """How many copies pay. 0: atomic operations do; 1: one thread accumulates plainly. Where

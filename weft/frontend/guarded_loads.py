@@ -19,7 +19,7 @@ from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value, below, inputs, walk
 from weft.ir.ops import OPS
 from weft.ir.types import ScalarType, i1
-from weft.ir.views import Select, accessed_by, memory
+from weft.ir.views import Select, accessed_by, condition_of, memory
 from weft.values import frozen
 
 MOST = 300  # values looked at for what a condition and a subscript have in common
@@ -60,7 +60,7 @@ def _choices(block: Block) -> Iterator[tuple[Op, ...]]:
     """The choices of ``block``; together those by one condition that follow each other."""
     run: list[Op] = []
     for op in block.ops:
-        if run and not (op.name == "arith.select" and op.operands[0] is run[0].operands[0]):
+        if run and (op.name == "scf.if" or condition_of(op) is not condition_of(run[0])):
             yield tuple(run)
             run = []
         if op.name == "arith.select":

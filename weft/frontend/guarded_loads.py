@@ -19,7 +19,7 @@ from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value, below, inputs, walk
 from weft.ir.ops import OPS
 from weft.ir.types import ScalarType, i1
-from weft.ir.views import Select, accessed_by, memory
+from weft.ir.views import Select, accessed_by, condition_of, memory
 from weft.values import frozen
 
 MOST = 300  # values looked at for what a condition and a subscript have in common
@@ -27,40 +27,56 @@ MOST = 300  # values looked at for what a condition and a subscript have in comm
 
 @frozen
 class Arm:
-    """Operand ``place`` of ``choice``, which counts where ``condition`` is ``holds``."""
+    """Operand ``place`` of ``choices``, which counts where ``condition`` is ``holds``: of one, or
+    of those of the parts of a vector or of a complex number, one behind the other."""
 
-    choice: Op
+    choices: tuple[Op, ...]
     place: int
     condition: Value
     holds: bool
 
     @property
-    def value(self) -> Value:
-        return self.choice.operands[self.place]
+    def values(self) -> list[Value]:
+        return [choice.operands[self.place] for choice in self.choices]
 
 
 def guard(cx: Lowering, function: Function) -> None:
     """Puts loads that one side of a choice needs, and that may be out of range, into a branch.
     ``function`` is changed in place. Not moved: what is stored, drawn, printed or asserted, and
     loads in front of it."""
-    choices = [op for op in walk(function.body) if any(_arms(op))]
-    if not choices:
+    blocks = [function.body, *(region for op in walk(function.body) for region in op.regions)]
+    arms = [list(_arms(choices)) for block in blocks for choices in _choices(block)]
+    if not arms:
         return
     guards = _Guards(function, set(cx.checks))
-    for choice in reversed(choices):  # those around others first
-        for arm in _arms(choice):
-            guards.put(arm)
+    for arm in [arm for two in reversed(arms) for arm in two]:  # those around others first
+        guards.put(arm)
     for check in [op for op in walk(function.body) if op.name == "weft.bounds"]:
         guards.put_check(check)
+    guards.drop_unasked()
 
 
-def _arms(op: Op) -> Iterator[Arm]:
-    if op.name == "arith.select":
-        yield Arm(op, 1, Select(op).condition, True)
-        yield Arm(op, 2, Select(op).condition, False)
-    elif op.name in ("arith.andi", "arith.ori") and op.result.type is i1:
-        yield Arm(op, 1, op.left, op.name == "arith.andi")
-        yield Arm(op, 0, op.right, op.name == "arith.andi")
+def _choices(block: Block) -> Iterator[tuple[Op, ...]]:
+    """The choices of ``block``; together those by one condition that follow each other."""
+    run: list[Op] = []
+    for op in block.ops:
+        if run and (op.name == "scf.if" or condition_of(op) is not condition_of(run[0])):
+            yield tuple(run)
+            run = []
+        if op.name == "arith.select":
+            run.append(op)
+        elif op.name in ("arith.andi", "arith.ori") and op.result.type is i1:
+            yield (op,)
+
+
+def _arms(choices: tuple[Op, ...]) -> Iterator[Arm]:
+    first = choices[0]
+    if first.name == "arith.select":
+        yield Arm(choices, 1, Select(first).condition, True)
+        yield Arm(choices, 2, Select(first).condition, False)
+    else:
+        yield Arm(choices, 1, first.left, first.name == "arith.andi")
+        yield Arm(choices, 0, first.right, first.name == "arith.andi")
 
 
 class _Guards:
@@ -103,36 +119,36 @@ class _Guards:
 
     def put(self, arm: Arm) -> None:
         """Lets ``arm`` be computed where it counts, if something may be out of range elsewhere."""
-        block, value = self._blocks[arm.choice], arm.value
-        if arm.choice.operands.count(value) > 1:
-            return
+        block = self._blocks[arm.choices[0]]
         own = self._own(arm, block)
         if not any(self._may_miss(load, arm.condition) for op in own for load in _loads(op)):
             return
-        place = block.ops.index(arm.choice)
+        place = block.ops.index(arm.choices[0])
         own = self._movable(own, arm, block, place)
         if not any(self._may_miss(load, arm.condition) for op in own for load in _loads(op)):
             return
         own |= self._checks_of(own, block)
-        b = Builder(Block(), arm.choice.span)
-        branch = b.if_(arm.condition, [value.type])
+        taken = {v: [c for c in arm.choices if c.operands[arm.place] is v]
+                 for v in arm.values if v.op in own}  # fmt: skip
+        b = Builder(Block(), arm.choices[0].span)
+        branch = b.if_(arm.condition, [v.type for v in taken])
         side, other = branch.regions if arm.holds else reversed(branch.regions)
         side.ops = [op for op in block.ops[:place] if op in own]
         with b.at(side):
-            end = b.do("scf.yield", value)
+            end = b.do("scf.yield", *taken)
         with b.at(other):
-            assert isinstance(value.type, ScalarType)
-            b.do("scf.yield", b.constant(0, value.type))
+            b.do("scf.yield", *(b.constant(0, v.scalar) for v in taken))
         block.ops[:place] = [*(op for op in block.ops[:place] if op not in own), branch]
-        arm.choice.operands[arm.place] = branch.result
+        for (value, choices), result in zip(taken.items(), branch.results, strict=True):
+            for choice in choices:
+                choice.operands[arm.place] = result
+            self._users[result], self._users[value] = [*choices], [end]
         self._branches[branch] = arm
-        self._users[branch.result] = [arm.choice]
-        self._users[value] = [end]
         self._users.setdefault(arm.condition, []).append(branch)
         self._blocks |= dict.fromkeys(side.ops, side) | dict.fromkeys(other.ops, other)
         self._blocks[branch] = block
         self._around |= dict.fromkeys((*side.ops, *other.ops, side, other), branch)
-        self._around[branch] = self._around[arm.choice]
+        self._around[branch] = self._around[arm.choices[0]]
 
     def put_check(self, check: Op) -> None:
         """Puts ``check``, of a row whose elements are taken in a loop, where these are."""
@@ -150,6 +166,15 @@ class _Guards:
             with b.at(side):
                 b.do("scf.yield")
         block.ops[block.ops.index(check)] = branch
+
+    def drop_unasked(self) -> None:
+        """Takes out what is loaded for nobody, and is not known to be there, unless it is checked:
+        a member of a record that a choice does not take."""
+        if self._checking:
+            return
+        for op, block in self._blocks.items():
+            if op.name == "memref.load" and not self._users.get(op.result) and self._unknown(op):
+                block.ops = [other for other in block.ops if other is not op]
 
     def _is_known(self, value: Value, at: Op) -> bool:
         """Whether ``value`` has been computed when ``at`` is carried out."""
@@ -173,28 +198,34 @@ class _Guards:
     # --- what an arm is computed of ---------------------------------------------------------------
     def _own(self, arm: Arm, block: Block) -> set[Op]:
         """The operations of ``block`` that only ``arm`` asks for, apart from checks."""
-        own, waiting = set[Op](), [arm.value.op]
+        own, waiting = set[Op](), [value.op for value in arm.values]
         while waiting:
             op = waiting.pop()
             if (
-                op is not None and op not in own and self._blocks[op] is block and _moves(op)
+                op is not None and op not in own and self._blocks[op] is block and self._moves(op)
                 and self._is_asked_by(op, own, arm, block)
             ):  # fmt: skip
                 own.add(op)
                 waiting += [v.op for v in inputs(op)]  # again, where another one asks for it, too
         return own
 
+    def _moves(self, op: Op) -> bool:
+        return all(
+            o.name in _COMPUTES or OPS[o.name].pure or o in self._checking for o in below(op)
+        )
+
     def _is_asked_by(self, op: Op, own: set[Op], arm: Arm, block: Block) -> bool:
         """Whether only ``own`` and ``arm`` ask for what ``op`` gives, apart from checks."""
         return all(
             user in self._checking or self._directly(user, block) in own
-            or (user is arm.choice and value is arm.value)
+            or (user in arm.choices and _only(user, value) == arm.place)
             for value in op.results
             for user in self._users.get(value, ())
         )  # fmt: skip
 
     def _movable(self, own: set[Op], arm: Arm, block: Block, place: int) -> set[Op]:
         """Those of ``own`` that may wait for ``arm``: loads not, if something is stored before."""
+        own = own & {*block.ops[:place]}
         left, changed = set(own), False
         for op in reversed(block.ops[:place]):
             if not left:
@@ -285,8 +316,10 @@ def _changes(op: Op) -> bool:
     return any(o.name not in _STAYS and not OPS[o.name].pure for o in below(op))
 
 
-def _moves(op: Op) -> bool:
-    return all(o.name in _COMPUTES or OPS[o.name].pure for o in below(op))
+def _only(op: Op, value: Value) -> int:
+    """The place of ``value`` among the operands of ``op``; -1 where it is there twice."""
+    places = [k for k, operand in enumerate(op.operands) if operand is value]
+    return places[0] if len(places) == 1 else -1
 
 
 _COMPUTES = {"memref.load", "scf.if", "scf.for", "scf.while", "scf.yield", "scf.condition"}

@@ -106,6 +106,8 @@ def _is_truth(node: ast.expr) -> bool:
     match node:
         case ast.BinOp(left=left, op=ast.BitAnd() | ast.BitOr(), right=right):
             return _is_truth(left) or _is_truth(right)
+        case ast.Call(func=ast.Name(id=name)):
+            return name == BOTH  # one that has been made of it
         case _:
             return isinstance(node, ast.Compare | ast.BoolOp)
 

@@ -12,7 +12,8 @@ from examples.softmax import softmax
 from tests import processes
 from weft.errors import KernelTypeError, KernelValueError
 from weft.pytorch import exported_program, package_texts
-from weft.pytorch.hosted import OLDEST, traced_loops
+from weft.pytorch.exported_program import OLDEST
+from weft.pytorch.hosted import traced_loops
 from weft.pytorch.package_texts import Package
 from weft.runtime import stable
 
@@ -20,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(bool(stable.missing()), reason=stable.missing()),
     pytest.mark.skipif(
         torch.torch_version.TorchVersion(torch.__version__) < OLDEST,
-        reason=f"PyTorch traces host parts from {OLDEST} on",
+        reason=f"packages of AOTInductor take PyTorch {OLDEST}",
     ),
     pytest.mark.filterwarnings("ignore"),  # torch.export's own
 ]

@@ -19,7 +19,8 @@ from torch.torch_version import TorchVersion
 from weft.codegen.machine import LEVELS
 from weft.errors import KernelTypeError, KernelValueError
 from weft.pytorch import package_texts, shared_library
-from weft.pytorch.hosted import OLDEST, TracedLoop, traced_loops
+from weft.pytorch.hosted import OLDEST as OLDEST_TRACED
+from weft.pytorch.hosted import TracedLoop, traced_loops
 from weft.pytorch.package_texts import Package, cpp_type
 from weft.pytorch.recipe import recipe_of
 from weft.pytorch.shared_library import Library, boxed_of
@@ -28,11 +29,13 @@ from weft.runtime.launch import KernelLike
 # pyright: reportPrivateUsage=false
 
 
-# What AOTInductor of PyTorch 2.10 gives an operator for a dtype is the number of another one.
+# The oldest torch whose AOTInductor can be told for which processor code is. And what that of 2.10
+# gives an operator for a dtype is the number of another one.
+OLDEST = "2.13"
 _OLDER = (
-    "older ones give operators other dtypes than those of the graph. A host part that computes "
-    "whole numbers of sizes and makes tensors by torch.empty and the like, around one loop, is in "
-    "the library itself, with any PyTorch"
+    "older ones compile for the processor of this machine, or give operators other dtypes than "
+    "those of the graph. A host part that computes whole numbers of sizes and makes tensors by "
+    "torch.empty and the like, around one loop, is in the library itself, with any PyTorch"
 )
 
 
@@ -73,7 +76,7 @@ def add_program(library: Library, program: torch.export.ExportedProgram) -> None
                         "a library has kernels with one loop, around which the host part computes "
                         "whole numbers of sizes and makes tensors (torch.empty, torch.empty_like, "
                         "...), and the loops of host parts that graphs hold (docs/operators.md): "
-                        f"those of PyTorch {OLDEST} and later ones",
+                        f"those of PyTorch {OLDEST_TRACED} and later ones",
                     )  # fmt: skip
                 values = map_arg(tuple(node.args), lambda n: n.meta["val"])
                 found = calls.setdefault(overload, [])

@@ -13,7 +13,10 @@ from weft.passes.widen import ByCall, widen_by_call
 from weft.schedule.variation import UNIFORM, Growth, Variation
 from weft.values import mutable
 
-SHORTEST = 16  # elements of a run, below which more loops cost more than the divisions did
+# Elements of a run, below which more loops cost more than the divisions did: where a call says the
+# divisor, where it is of floats, which lanes divide; and where it is written in the kernel, which
+# makes multiplications of divisions, and shifts of those by powers of two.
+SHORTEST, OF_FLOATS, WRITTEN, WRITTEN_POWER = 4, 5, 8, 16
 BLOCK = 8192  # iterations of the split index that threads take as one ...
 NARROW_BLOCK = 1024  # ... and where each of them is a loop over further indices
 DEEPEST = 3  # divisions that a loop is split for
@@ -27,7 +30,7 @@ def split_quotients(function: Function) -> Function:
     the indices inside of j become loops inside of the run.
 
     Several such divisions (``i // (h * w)``, then ``i // w``) make loops in each other. The split
-    is chosen at run time where every d is at least ``SHORTEST`` (constants are), otherwise a
+    is chosen at run time where every d is at least ``SHORTEST`` (constants are long), otherwise a
     block's loop is left as it was; with quotients of floats (``widen_by_call``), where besides
     these are the integers' own. The innermost loop is marked ``independent``: its iterations are
     those of a parallel loop.
@@ -80,7 +83,7 @@ def _divisions(body: Block, axis: int) -> list[Op]:
             return None
         slow = along.slope(op.left) == 1 and along.uniform(op.right)
         pure = _is_pure(op.left, body, ()) and _is_pure(op.right, body, found)
-        short = isinstance(number := constant_of(op.right), int) and number < SHORTEST
+        short = isinstance(number := constant_of(op.right), int) and _is_short(number)
         if not slow or not pure or short:
             return None
         found.append(op)
@@ -89,6 +92,11 @@ def _divisions(body: Block, axis: int) -> list[Op]:
     indices = dict.fromkeys(body.args[axis + 1 :])
     Variation(body, {**indices, body.args[axis]: 1}, rule=quotient)
     return list(dict.fromkeys(found))
+
+
+def _is_short(number: int) -> bool:
+    """Whether runs of a divisor that is written are not worth their loops."""
+    return number < (WRITTEN if number & (number - 1) else WRITTEN_POWER)
 
 
 def _is_pure(value: Value, body: Block, without: Sequence[Op]) -> bool:
@@ -139,7 +147,7 @@ class _Splitter(Rewriter):
         """Runs where all of them are long, else the loop as it was."""
         long = None if self.wide is None else self.lookup(self.wide.holds)
         memo: dict[Value, Value] = {self.split_index: self.constant(0, index)}
-        shortest = self.constant(SHORTEST, index)
+        shortest = self.constant(SHORTEST if self.wide is None else OF_FLOATS, index)
         for division in self.divisions:
             if constant_of(division.right) is None:  # else it is long, or would not be split for
                 length = self.in_front(division.right, self.inside, memo)

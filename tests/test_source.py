@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+from typing import Any
 
 import pytest
 
 from weft import source
-from weft.source import children, read_function, subtree
+from weft.source import children, copied_tree, read_function, subtree
 
 
 def everything(a, b, *c, d=1, **e):
@@ -54,3 +55,16 @@ def test_a_place_is_made_once():
     }
     assert all(found.span(node) is found.span(node) for node in names)
     assert found.span(ast.Pass()).line == found.tree.lineno  # of what has no place
+
+
+def test_a_tree_is_copied_with_what_its_nodes_share() -> None:
+    tree: Any = ast.parse(
+        "def f(x, /, *y: int) -> None:\n    return [a for a in x if a] or {**y}\n"
+    )
+    tree.body[0].first, tree.body[0].noted = tree.body[0].args, [("kept", tree.body[0].returns)]
+    made = copied_tree(tree)
+    assert ast.dump(made, include_attributes=True) == ast.dump(tree, include_attributes=True)
+    assert not {*map(id, subtree(made))} & {*map(id, subtree(tree))}
+    (function,) = made.body
+    assert function.first is function.args
+    assert function.noted == [("kept", function.returns)]

@@ -112,6 +112,8 @@ def test_a_host_part_that_is_no_recipe_and_only_allocates(
     monkeypatch.setattr(exported_program, "OLDEST", "99")
     with pytest.raises(KernelTypeError, match="a package of AOTInductor, and that PyTorch 99"):
         widened.export(tmp_path / "lib.so", (x,))
+    with pytest.raises(KernelTypeError, match="takes a dtype, which AOTInductor gives it from"):
+        weft.export_library(tmp_path / "lib.so", program)
 
 
 class Call(torch.nn.Module):

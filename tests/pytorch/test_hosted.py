@@ -291,7 +291,13 @@ def add_squares(acc: torch.Tensor, x: torch.Tensor) -> None:
         acc[i] += x[i] * acc[i]
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", [
+    "aot_eager",
+    pytest.param("inductor", marks=pytest.mark.skipif(
+        TorchVersion(torch.__version__) < "2.13",
+        reason="Inductor of torch 2.11 writes a blendv of floats, which is no C++",
+    )),
+])  # fmt: skip
 @pytest.mark.slow
 def test_a_kernel_that_writes_to_its_arguments_has_a_gradient(backend):
     def views(x):

@@ -79,6 +79,11 @@ def add_program(library: Library, program: torch.export.ExportedProgram) -> None
                         f"those of PyTorch {OLDEST_TRACED} and later ones",
                     )  # fmt: skip
                 values = map_arg(tuple(node.args), lambda n: n.meta["val"])
+                if _is_older() and any(isinstance(v, torch.dtype) for v in values):
+                    raise KernelTypeError(
+                        f"`{overload}` takes a dtype, which AOTInductor gives it from PyTorch "
+                        f"{OLDEST} on: this is {torch.__version__}", help=_OLDER,
+                    )  # fmt: skip
                 found = calls.setdefault(overload, [])
                 if _kinds(values) not in map(_kinds, found):
                     found.append(list(values))
@@ -88,6 +93,10 @@ def add_program(library: Library, program: torch.export.ExportedProgram) -> None
             code = boxed_of(overload)
             assert code is not None
             library.add(code, overload, examples)
+
+
+def _is_older() -> bool:
+    return TorchVersion(torch.__version__) < OLDEST
 
 
 def _kinds(values: Sequence[Any]) -> list[Any]:
@@ -154,7 +163,7 @@ def _export(
     if not loops or recipe_of(kernel) is not None:
         shared_library.export(kernel, file, examples, target)
         return []
-    if TorchVersion(torch.__version__) < OLDEST:
+    if _is_older():
         raise KernelTypeError(
             f"the host part of `{kernel.__name__}` takes a package of AOTInductor, and that "
             f"PyTorch {OLDEST}: this is {torch.__version__}", kernel.span, help=_OLDER,

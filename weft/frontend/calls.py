@@ -135,7 +135,7 @@ def call(cx: Lowering, node: ast.Call) -> Operand:
     name = names.canonical(target)
     if (found := comprehensions.of_generator(cx, name, node)) is not None:
         return found
-    if name == "hypot" and len(node.args) > 2:  # Python's
+    if written is math.hypot and len(node.args) > 2:
         name, function = None, Static(function_table.formula("length_of"))
     if name is None or name in INLINED:
         return _inlined(cx, node, function, span)

@@ -259,6 +259,7 @@ def _backward(
     for n, name in enumerate(_sized(loop, made, names)):
         fresh[name], names[name] = fresh_maker(env[name], zeros=False), f"e{n}"
     gradients, whole = [*fresh][: len(of.wanted)], False
+    passed_on, launched = list[str](), None
     exact = not any(".to(" in text for text in (*body, *result))
     single = len(made.steps) == 1 and [*fresh] == gradients
     sources = _sources(of) if single and exact else {}
@@ -299,7 +300,7 @@ def backward(ctx, {given[1:-1]}saved=None):
     return {_tuple([*result, "None"])}
 """
     backward = _executed("backward", text, scope)["backward"]
-    if not whole:
+    if not whole or launched is None:
         return backward, None
     taken, counts = [sources[text] for text in passed_on], (len(loop.written), len(of.saved))
     return backward, native.backward(launched, taken, counts, backward, of.cache)

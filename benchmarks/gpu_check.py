@@ -22,7 +22,6 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import torch
@@ -259,14 +258,7 @@ def mathematics() -> None:
 @section
 def random_kernels() -> None:
     """Random kernels on the device against the undecorated Python."""
-    from tests.fuzz import check as fuzz
-
-    def call(kernel: weft.Kernel, options: Any, tensors: list[torch.Tensor], *rest: Any) -> Any:
-        device = [on_gpu(t) for t in tensors]
-        result = kernel(*device, *rest)
-        for here, there in zip(tensors, device, strict=True):
-            here.copy_(there)
-        return result
+    from tests.fuzz import on_cuda
 
     count, wrong = int(os.environ.get("WEFT_FUZZ_CUDA", "300")), 0
     until = time.monotonic() + 150
@@ -276,7 +268,7 @@ def random_kernels() -> None:
             break
         done += 1
         try:
-            fuzz.check(Random(seed), call)
+            on_cuda.outcome("plain", seed, "cuda")
         except Exception as error:
             wrong += 1
             failures.append(f"random kernel {seed}")

@@ -30,7 +30,6 @@ class Kernel:
     reduces: bool
     sizes: tuple[int, ...] = ()  # that a dimension may have, too
     largest: int = 17  # that it may have: loops in many others take the plain Python long
-    most: int = 5 * 140  # elements of those that may have other sizes, likewise
 
 
 @dataclass

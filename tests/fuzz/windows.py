@@ -95,4 +95,4 @@ def kernel(random: Random) -> Kernel:
         g.window(2)
     g.emit(2, f"out[i, j] {g.pick('=', '+=')} s + {g.pick('count', '0.5 * count', 'j * 0.5')}")
     sizes = (9, 17, 18)  # that tiles of a schedule cover, with rows and columns left
-    return Kernel("\n".join(g.lines) + "\n", 2, dtypes, False, False, sizes, 18, 9 * 18)
+    return Kernel("\n".join(g.lines) + "\n", 2, dtypes, False, False, sizes, 18)

@@ -84,6 +84,18 @@ def test_what_varies_along_each_index() -> None:
     assert not masked.uniform(values["y"])
 
 
+def _numbers(function: Function, chance: random.Random) -> dict[Value, list[int]]:
+    """What each value of ``function`` is, by iterations, for two numbers by chance."""
+    seen: dict[Value, list[int]] = {}
+
+    def watch(op: Op, operands: object, results: list[int]) -> None:
+        for value, number in zip(op.results, results, strict=True):
+            seen.setdefault(value, []).append(number)
+
+    run(function, [chance.randint(-5, 5), chance.randint(-5, 5)], watch=watch)
+    return seen
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_growths_are_those_of_computed_values(seed: int) -> None:
     chance = random.Random(seed)
@@ -101,13 +113,7 @@ def test_growths_are_those_of_computed_values(seed: int) -> None:
             known.append(_computed(b, chance, x, y))
         b.do("scf.reduce")
     b.do("func.return")
-    seen: dict[Value, list[int]] = {}
-
-    def watch(op: Op, operands: object, results: list[int]) -> None:
-        for value, number in zip(op.results, results, strict=True):
-            seen.setdefault(value, []).append(number)
-
-    run(function, [chance.randint(-5, 5), chance.randint(-5, 5)], watch=watch)
+    seen = _numbers(function, chance)
     along = Variation(parallel.body, {iv: 1})
     assert along.slope(first) == step
     for value in known[3:]:
@@ -137,13 +143,7 @@ def test_a_condition_holds_everywhere_if_it_does_at_its_ends(seed: int) -> None:
         asked += [b.op("arith.andi", *chance.sample(asked, 2)) for _ in range(6)]
         b.do("scf.reduce")
     b.do("func.return")
-    seen: dict[Value, list[int]] = {}
-
-    def watch(op: Op, operands: object, results: list[int]) -> None:
-        for value, number in zip(op.results, results, strict=True):
-            seen.setdefault(value, []).append(number)
-
-    run(function, [chance.randint(-5, 5), chance.randint(-5, 5)], watch=watch)
+    seen = _numbers(function, chance)
     along = Variation(parallel.body, {iv: 1})
     for value in asked:
         ends = along.ends(value)

@@ -509,7 +509,7 @@ def _method(cx: Lowering, method: Method, arguments: list[Operand], span: Span) 
         if own in complexes.NAMES and not arguments and own in (*names.UNARY, *names.COMPLEX):
             return complexes.function(cx.scalars, own, [x], span)
     if isinstance(x, Scalar):
-        if (found := bits.method(cx, x, name, span)) is not None and not arguments:
+        if not arguments and (found := bits.method(cx, x, name, span)) is not None:
             return found
         if name in ("item", "clone") and not arguments:
             return x

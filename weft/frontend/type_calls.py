@@ -4,7 +4,6 @@ matrices and structs."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,9 @@ from weft.frontend.arguments import keywords, positional
 from weft.frontend.casts import cast, of_constants, vector_type
 from weft.frontend.context import Lowering
 from weft.frontend.kinds import Operand, Static
+from weft.frontend.row_calls import Bound
 from weft.lang.dtypes import ComplexType, DType, as_dtype, complex_type
 from weft.lang.vectors import MatrixType, VectorType
-
-Bound = Callable[[tuple[str, ...] | None, str], list[Operand]]
 
 
 def call(

@@ -188,6 +188,36 @@ def test_operators_of_a_kernel_that_is_gone_are_freed(monkeypatch: pytest.Monkey
     assert not is_there(name)
 
 
+def test_torchscript_holds_no_operator_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had held the overloads that take plain integers: the next operator of the name, that of a
+    notebook's cell which is run again, say, read what they had pointed to."""
+    monkeypatch.setattr(namespace_of("weft_again"), "recent", deque(maxlen=0))
+
+    def defined() -> set[str]:
+        @weft.kernel(namespace="weft_again")
+        def again(x: torch.Tensor, n: int, n_of_int: float) -> torch.Tensor:
+            out = torch.empty_like(x)
+            for i in x:
+                out[i] = x[i] * n + n_of_int
+            return out
+
+        assert again.op(torch.ones(2), 2, 1.0).tolist() == [3.0] * 2
+        name = again.op._schema.name.partition("::")[2]
+        backward = getattr(torch.ops.weft_again, f"{name}_backward")
+        (found,) = backward(torch.ones(2), 2, 1.0, [torch.ones(2)], [0])
+        assert found.tolist() == [2.0] * 2
+        every = torch._C._dispatch_get_all_op_names()
+        return {name for name in every if name.startswith("weft_again::")}
+
+    first = defined()
+    gc.collect()
+    assert any(name.endswith("_backward.int") for name in first)
+    assert not any(map(torch._C._dispatch_has_kernel, first))
+    for name in first:
+        assert torch._C._jit_get_schemas_for_operator(name.partition(".")[0]) == []
+    assert defined() == first
+
+
 def test_what_a_name_means_is_known_without_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python asks ``__getattr__`` of the class, and this the dispatcher, where a name is new or
     means another operator now: calls by ``torch.ops.weft_known.known`` are as quick as others."""

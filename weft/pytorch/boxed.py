@@ -17,6 +17,7 @@ import functools
 import itertools
 import logging
 import operator
+import re
 import threading
 import weakref
 from collections import deque
@@ -429,11 +430,16 @@ def _strides(sizes: Sequence[Slot], program: Program) -> list[Slot]:
 
 
 def _overload_of_numbers(family: Family, name: str) -> Callable[..., Any]:
-    """Makes the overload that takes no symbolic numbers. Gives what calls it."""
+    """Makes the overload that takes no symbolic numbers. Gives what calls it.
+
+    Its arguments have other names: TorchScript, to which a symbolic number is an integer, keeps one
+    overload of those that are written alike, and would hold the other one when both are gone.
+    """
     qualified = f"{family.namespace.namespace}::{name}"
     schema = str(torch._C._get_schema(qualified, "")).partition("(")[2]
     default = family.namespace.packets[name].default._op
-    family.define_overload(name, f"{name}.int({schema.replace('SymInt', 'int')}", default)
+    numbers = re.sub(r"\bSymInt(\S*) (\w+)", r"int\1 \2_of_int", schema)
+    family.define_overload(name, f"{name}.int({numbers}", default)
     return torch._C._get_operation_overload(qualified, "int")[0]
 
 

@@ -46,7 +46,8 @@ LOGGED = 30.0  # seconds from one table of a log to the next
 
 
 class Form(NamedTuple):
-    """Programs of one form. Those for the CPU alone set what CUDA does not read, run what they
+    """Programs of one form, of which ``make fuzz`` draws a part of the number that it is given (of
+    "queues" and "staged" none). Those for the CPU alone set what CUDA does not read, run what they
     compile on an emulated grid, or compile for a GPU themselves."""
 
     check: Callable[[Random], Any]

@@ -2,27 +2,36 @@
 
 ``python -m tests.fuzz.on_cuda --seconds 600`` draws them in several processes until the time is
 over, or until each form has had ``--each`` of them, prints what became of each form, and ends with
-1 where something differs. ``--seed`` repeats one program of one form.
+1 where something differs. ``--log`` names a file that has what is
+known so far, whatever becomes of the process. ``--seed`` repeats one program of one form.
 
 The programs are those of ``make fuzz``. While one runs, a call of a kernel moves what it is given
 to the device, and what it has written back: the Python, and what compares, stay on the CPU. (What
 ``torch.compile`` makes of a call stays there, too. Of loops over elements, integers modulo 0
 differ: torch raises on CPUs alone.)
+
+With ``--device cpu`` nothing is moved, and ``--each 20000`` is ``make fuzz N=20000`` but for what
+needs WebGPU: of some forms, a part of that number.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import math
 import os
+import signal
 import sys
 import time
 import traceback
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection, wait
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -33,37 +42,94 @@ from weft.lang.structs import StructField
 
 LONGEST = 120.0  # seconds of one program
 TOLD = 4  # programs of a form that are told, if more differ
+LOGGED = 30.0  # seconds from one table of a log to the next
 
 
-def checks() -> dict[str, Callable[[Random], Any]]:
+class Form(NamedTuple):
+    """Programs of one form, of which ``make fuzz`` draws a part of the number that it is given (of
+    "queues" and "staged" none). Those for the CPU alone set what CUDA does not read, run what they
+    compile on an emulated grid, or compile for a GPU themselves."""
+
+    check: Callable[[Random], Any]
+    part: float = (
+        1.0  # of the number that ``make fuzz`` is given, it draws this (no queues, staged)
+    )
+    cpu_only: bool = False
+
+
+def forms(device: str) -> dict[str, Form]:
     """The programs of each form, run against the Python. Imported in processes of their own."""
     from tests.fuzz import (
+        conditions,
+        draws,
         element_loops,
         every_schedule,
+        generate,
         graphs,
         moves,
+        nests,
         objects,
         overlaps,
         programs,
         queues,
         results,
+        rows,
         special,
         structs,
         tables,
         taken,
         transforms,
+        windows,
     )
     from tests.fuzz.check import check
+    from tests.fuzz.gradients import check_gradients, check_recurrences
 
-    return every_schedule.checks() | {
-        "taken": lambda random: check(random, draw=taken.kernel),
-        "queues": lambda random: check(random, draw=queues.kernel),
-        "structs": structs.check, "tables": tables.check, "objects": objects.check,
-        "moves": moves.check, "element loops": element_loops.check, "programs": programs.check,
-        "overlaps": overlaps.check, "results": results.check_results,
-        "special": special.check_special, "transforms": transforms.check_transforms,
-        "graphs": graphs.check_graphs,
+    def kernels(*drawn: Callable[[Random], Any]) -> Callable[[Random], None]:
+        return lambda random: check(random, draw=random.choice(drawn) if drawn[1:] else drawn[0])
+
+    def under(
+        condition: Callable[[], AbstractContextManager[None]], check: Callable[[Random], Any]
+    ) -> Callable[[Random], Any]:
+        def checked(random: Random) -> Any:
+            with condition():
+                return check(random)
+
+        return checked
+
+    def tapes(random: Random) -> str:
+        return random.choice((check_gradients, check_recurrences))(random)
+
+    plain, nest, row, window = generate.kernel, nests.kernel, rows.kernel, windows.kernel
+    parts = {"complexes": 0.1, "collections": 0.1, "recurrences": 0.25, "second": 0.2,
+             "histories": 0.25, "ties": 0.25, "staged": 0.1}  # fmt: skip
+    found = {name: Form(each, parts.get(name, 1.0))
+             for name, each in every_schedule.checks().items()}  # fmt: skip
+    found |= {
+        "taken": Form(kernels(taken.kernel)), "queues": Form(kernels(queues.kernel), 0.1),
+        "structs": Form(structs.check, 0.1), "tables": Form(tables.check, 0.2),
+        "objects": Form(objects.check, 0.2), "moves": Form(moves.check, 0.2),
+        "element loops": Form(element_loops.check), "programs": Form(programs.check, 0.2),
+        "overlaps": Form(overlaps.check), "results": Form(results.check_results, 0.25),
+        "special": Form(special.check_special, 0.25),
+        "transforms": Form(transforms.check_transforms, 0.25),
+        "graphs": Form(graphs.check_graphs, 0.25),
+        "chunks": Form(under(conditions.many_chunks, kernels(plain, nest)), 1.0, True),
+        "streams": Form(
+            under(conditions.past_caches, kernels(plain, nest, window, row)), 1.0, True
+        ),
+        "draws": Form(under(conditions.many_chunks, draws.check), 0.1, True),
+        "tapes": Form(under(conditions.tapes_in_chunks, tapes), 0.25, True),
     }  # fmt: skip
+    for name in every_schedule.FORMS:
+        each = functools.partial(_by_every_schedule, name)
+        found[f"schedules of {name}"] = Form(each, 1 / (40 * len(every_schedule.FORMS)), True)
+    return {name: form for name, form in found.items() if device == "cpu" or not form.cpu_only}
+
+
+def _by_every_schedule(form: str, random: Random) -> None:
+    from tests.fuzz.every_schedule import check_every_schedule
+
+    check_every_schedule(form, random.randrange(1 << 40))
 
 
 class Moved:
@@ -164,8 +230,8 @@ def on_device(device: str) -> Iterator[None]:
 def outcome(form: str, seed: int, device: str) -> str:
     """What became of a program: "agrees", or another word of its check. Raises where it differs."""
     try:
-        with on_device(device):
-            found = checks()[form](Random(seed))
+        with on_device(device) if device != "cpu" else contextlib.nullcontext():
+            found = forms(device)[form].check(Random(seed))
     except KernelValueError as error:
         # Under a mode that traces, what the host part makes is not made on the device.
         if form != "graphs" or "on one device" not in str(error):
@@ -177,10 +243,14 @@ def outcome(form: str, seed: int, device: str) -> str:
 def _told(device: str, number: int, there: Connection) -> None:
     """What a process does: carries out what it is told to, and tells what became of it. Processes
     share the GPUs that there are."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that draws ends this one
     os.environ["WEFT_CACHE"] = "0"
     if device == "cuda":
         torch.cuda.set_device(number % torch.cuda.device_count())
-    torch.set_num_threads(1)
+    torch.set_num_threads(2 if device == "cpu" else 1)
+    if device == "cpu":  # as in tests
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", ".torch.jit.script", DeprecationWarning)
     while (asked := there.recv()) is not None:
         try:
             there.send((outcome(*asked, device), ""))
@@ -197,7 +267,7 @@ class Worker:
         self.process = CONTEXT.Process(target=_told, args=(device, number, there), daemon=True)
         self.process.start()
         there.close()
-        self.asked: tuple[str, int] | None = None
+        self.asked: tuple[str, int] = ("", 0)
         self.since = 0.0
 
     def ask(self, asked: tuple[str, int]) -> None:
@@ -218,45 +288,82 @@ class Worker:
         return "ended", f"no end within {LONGEST:.0f} s"
 
 
+class Found:
+    """What became of programs of each form, and those that differ: form, seed, message. All of it
+    goes to the file ``log``, too, at once and every ``LOGGED`` seconds."""
+
+    def __init__(self, forms: Mapping[str, int], log: str = "") -> None:
+        self.words = {form: Counter[str]() for form in forms}
+        self.wrong = list[tuple[str, int, str]]()
+        self.log, self.begin, self.told = log, time.monotonic(), time.monotonic()
+
+    def add(self, form: str, seed: int, word: str, message: str) -> None:
+        self.words[form][word] += 1
+        if message:
+            self.wrong.append((form, seed, message))
+            self._write(f"{form} {seed}:\n{message}\n")
+        if time.monotonic() - self.told > LOGGED:
+            self.tell()
+
+    def tell(self) -> None:
+        self.told = time.monotonic()
+        self._write(f"after {self.told - self.begin:.0f} s:\n{self}\n")
+
+    def _write(self, text: str) -> None:
+        if self.log:
+            with open(self.log, "a") as file:
+                file.write(text + "\n")
+
+    def __str__(self) -> str:
+        lines = [
+            f"{form:24} {words.total():6}  " + ", ".join(f"{n} {w}" for w, n in words.items())
+            for form, words in self.words.items()
+        ]
+        count = sum(words.total() for words in self.words.values())
+        return "\n".join([*lines, f"{count} programs, {len(self.wrong)} to look at"])
+
+
 def run(
-    forms: Sequence[str], seconds: float, each: int, processes: int, device: str
-) -> tuple[dict[str, Counter[str]], list[tuple[str, int, str]]]:
-    """What became of programs of each form, and those that differ: form, seed, message."""
-    found = {form: Counter[str]() for form in forms}
-    wrong = list[tuple[str, int, str]]()
+    most: Mapping[str, int], seconds: float, processes: int, device: str, log: str = ""
+) -> Found:
+    """Draws programs of each form, ``most`` of it if there is time."""
+    found = Found(most, log)
     until, random = time.monotonic() + seconds, Random()
     given = Counter[str]()
 
     def ask(worker: Worker) -> bool:
-        left = [form for form in forms if given[form] < each]
+        left = [form for form in most if given[form] < most[form]]
         if not left or time.monotonic() > until:
             return False
-        form = min(left, key=lambda form: given[form])
+        form = min(left, key=lambda form: given[form] / most[form])
         given[form] += 1
         worker.ask((form, random.randrange(1 << 40)))
         return True
 
     busy = [worker for worker in (Worker(device, n) for n in range(processes)) if ask(worker)]
-    while busy:
-        wait([worker.here for worker in busy], timeout=1)
-        for worker in list(busy):
-            if (answer := worker.answer()) is None:
-                continue
-            busy.remove(worker)
-            assert worker.asked is not None
-            form, seed = worker.asked
-            word, message = answer
-            found[form][word] += 1
-            if message:
-                wrong.append((form, seed, message))
-            if message:  # on a GPU, nothing may go on in a process that met an error
-                worker.process.kill()
-                worker = Worker(device, worker.number)
-            if ask(worker):
-                busy.append(worker)
-            else:
-                worker.here.send(None)
-    return found, wrong
+    found.tell()
+    try:
+        while busy:
+            wait([worker.here for worker in busy], timeout=1)
+            for worker in list(busy):
+                if (answer := worker.answer()) is None:
+                    continue
+                busy.remove(worker)
+                found.add(*worker.asked, *answer)
+                if answer[1]:  # on a GPU, nothing may go on in a process that met an error
+                    worker.process.kill()
+                    worker = Worker(device, worker.number)
+                if ask(worker):
+                    busy.append(worker)
+                else:
+                    worker.here.send(None)
+    finally:  # as where it is interrupted, too
+        found.tell()
+    return found
+
+
+def _end(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def main() -> int:
@@ -266,22 +373,26 @@ def main() -> int:
     parser.add_argument("--forms", default="", help="by commas; all, if not given")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--log", default="", metavar="FILE", help="what is found goes there, too")
     parser.add_argument("--seed", type=int, help="this program, of the first of the forms")
     asked = parser.parse_args()
-    forms = asked.forms.split(",") if asked.forms else [*checks()]
+    there = forms(asked.device)
+    names = asked.forms.split(",") if asked.forms else [*there]
     if asked.seed is not None:
-        print(outcome(forms[0], asked.seed, asked.device))
+        print(outcome(names[0], asked.seed, asked.device))
         return 0
-    found, wrong = run(forms, asked.seconds, asked.each, asked.processes, asked.device)
+    signal.signal(signal.SIGTERM, _end)
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # of the processes
+    parts = {name: there[name].part if asked.device == "cpu" else 1.0 for name in names}
+    most = {name: math.ceil(asked.each * part) for name, part in parts.items()}
+    found = run(most, asked.seconds, asked.processes, asked.device, asked.log)
     told = Counter[str]()
-    for form, seed, message in wrong:
+    for form, seed, message in found.wrong:
         told[form] += 1
         if told[form] <= TOLD:
             print(f"{form} {seed}:\n{message}\n")
-    for form, words in found.items():
-        print(f"{form:14} {words.total():6}  " + ", ".join(f"{n} {w}" for w, n in words.items()))
-    print(f"{sum(words.total() for words in found.values())} programs, {len(wrong)} to look at")
-    return bool(wrong)
+    print(found)
+    return bool(found.wrong)
 
 
 if __name__ == "__main__":

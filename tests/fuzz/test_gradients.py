@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.fuzz import conditions
 from tests.fuzz.gradients import check_gradients, check_recurrences, check_second
 from tests.fuzz.graphs import check_graphs
 from tests.fuzz.histories import check_history
@@ -19,7 +20,6 @@ from tests.fuzz.results import check_results
 from tests.fuzz.special import check_special
 from tests.fuzz.ties import check_ties
 from tests.fuzz.transforms import check_transforms
-from weft.pytorch import workspaces
 
 COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "16"))
 PARTS = max(COUNT // 50, 4)  # so that several processes take part, and none is long
@@ -61,16 +61,11 @@ def test_gradients_of_loops_that_carry_arrays(part: int) -> None:
 
 @pytest.mark.parametrize("part", range(FEWER))
 @pytest.mark.slow
-def test_gradients_in_chunks(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU where tapes are long: three turns of a serial loop at a time."""
-    monkeypatch.setitem(workspaces.CHUNK, "cpu", 3)
-    monkeypatch.setattr(workspaces, "_SHORT", 0)
-    monkeypatch.setattr(workspaces, "REMEMBERED", 0)
-    monkeypatch.setattr(workspaces.Workspaces, "tape_bytes", 1 << 60)
-    monkeypatch.setattr(workspaces, "_ROOM", 1 << 60)
+def test_gradients_in_chunks(part: int) -> None:
     count = max(COUNT // 4 // FEWER, 4)
-    for check in (check_gradients, check_recurrences):
-        assert outcomes(check, -(-count // 2))["compared"] > 0.5 * count // 2
+    with conditions.tapes_in_chunks():
+        for check in (check_gradients, check_recurrences):
+            assert outcomes(check, -(-count // 2))["compared"] > 0.5 * count // 2
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.fuzz import (
     collections,
     complexes,
+    conditions,
     draws,
     element_loops,
     float8,
@@ -31,8 +32,6 @@ from tests.fuzz import (
 )
 from tests.fuzz.check import check
 from tests.fuzz.generate import Kernel, kernel
-from weft.options import default_options
-from weft.schedule import chunks, copies, parts, streaming
 
 COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "40"))
 PARTS = max(COUNT // 200, 10)  # so that several processes take part, and none is long
@@ -65,16 +64,9 @@ def test_random_kernels_that_overwrite_what_they_read(part: int, seed: int) -> N
 
 
 @pytest.fixture
-def in_many_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A few operations are worth a chunk, a part, a copy. That is in no key of the disk cache."""
-    monkeypatch.setattr(chunks, "COST", 3)
-    monkeypatch.setattr(copies, "COST", 0.05)
-    monkeypatch.setattr(parts, "LEAST", 2)
-    monkeypatch.setenv("WEFT_CACHE", "0")
-    default_options.cache_clear()
-    yield
-    monkeypatch.undo()
-    default_options.cache_clear()
+def in_many_chunks() -> Iterator[None]:
+    with conditions.many_chunks():
+        yield
 
 
 @drawing
@@ -88,17 +80,9 @@ def test_random_kernels_in_many_chunks(
 
 
 @pytest.fixture
-def past_caches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """All stores stream that may, of loops of a few iterations and many operations, too. That is
-    in no key of the disk cache."""
-    monkeypatch.setattr(streaming, "SHORTEST", 3)
-    monkeypatch.setattr(streaming, "MOST", 1000)
-    monkeypatch.setenv("WEFT_STREAMING_MB", "0")
-    monkeypatch.setenv("WEFT_CACHE", "0")
-    default_options.cache_clear()
-    yield
-    monkeypatch.undo()
-    default_options.cache_clear()
+def past_caches() -> Iterator[None]:
+    with conditions.past_caches():
+        yield
 
 
 @drawing

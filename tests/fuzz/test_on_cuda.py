@@ -1,6 +1,12 @@
 """What runs random programs on a device moves arguments there and back; here, the device is the CPU
 once more."""
 
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import torch
 
 import weft
@@ -40,10 +46,26 @@ def test_gradients_come_back() -> None:
     assert torch.equal(y.grad, torch.ones(3))
 
 
-def test_a_program_that_differs_is_told_with_its_seed() -> None:
+def test_a_program_that_differs_is_told_with_its_seed(tmp_path: Path) -> None:
     assert outcome("plain", 5, "cpu") == "agrees"
-    found, wrong = run(["no such form"], 60, 1, 1, "cpu")
-    assert found["no such form"] == {"wrong": 1}
-    ((form, _, message),) = wrong
+    log = tmp_path / "log"
+    found = run({"no such form": 1}, 60, 1, "cpu", str(log))
+    assert found.words["no such form"] == {"wrong": 1}
+    ((form, seed, message),) = found.wrong
     assert form == "no such form"
     assert "KeyError" in message
+    text = log.read_text()
+    assert f"no such form {seed}:\n{message}" in text
+    assert text.endswith("1 wrong\n1 programs, 1 to look at\n\n")
+
+
+def test_what_was_found_is_told_where_the_process_is_ended(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    given = [sys.executable, "-m", "tests.fuzz.on_cuda", "--device", "cpu", "--processes", "1"]
+    process = subprocess.Popen([*given, "--forms", "plain,captured", "--log", log])
+    begin = time.monotonic()
+    while not log.exists() and time.monotonic() - begin < 60:
+        time.sleep(0.1)
+    process.terminate()
+    assert process.wait() != 0
+    assert re.search(r"after \d+ s:\nplain +\d+  .*\ncaptured ", log.read_text())

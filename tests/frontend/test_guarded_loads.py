@@ -216,6 +216,23 @@ def test_debug_mode_checks_what_is_taken_alone():
         beyond(torch.ones(4), 2)
 
 
+def test_choices_of_checks_are_no_choices_of_elements():
+    """Whether a product overflows takes some: nobody asks for the row but its checks."""
+
+    @weft.kernel(debug=True)
+    def rows(x, m):
+        for i in x:
+            t = [[0.0] * 2 for _ in range(3)]
+            row = t[(1 + i * m[i]) % 3]
+            x[i] = t[0][0]
+
+    x = torch.ones(2)
+    rows(x, torch.tensor([1, 2]))
+    assert x.tolist() == [0.0, 0.0]
+    with pytest.raises(weft.KernelOverflowError, match="overflows i64"):
+        rows(x, torch.tensor([1, 2**63 - 1]))
+
+
 def test_what_is_known_to_be_there_is_loaded_as_it_is_written():
     @weft.kernel
     def chosen(x, y, out):

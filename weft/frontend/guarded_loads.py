@@ -118,7 +118,10 @@ class _Guards:
         return found
 
     def put(self, arm: Arm) -> None:
-        """Lets ``arm`` be computed where it counts, if something may be out of range elsewhere."""
+        """Lets ``arm`` be computed where it counts, if something may be out of range elsewhere. A
+        choice that checks make says nothing of where elements are taken."""
+        if arm.choices[0] in self._checking:
+            return
         block = self._blocks[arm.choices[0]]
         own = self._own(arm, block)
         if not any(self._may_miss(load, arm.condition) for op in own for load in _loads(op)):

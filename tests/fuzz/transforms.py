@@ -138,7 +138,7 @@ def _graph(random: Random, call: Callable[..., Tensors], args: Tensors) -> None:
         made: list[Any] = [o for o in outs if o.requires_grad]
         gradients = torch.autograd.grad(
             [(o * o).sum() for o in made], leaves, allow_unused=True, materialize_grads=True
-        ) if made else ()  # fmt: skip
+        ) if made else map(torch.zeros_like, leaves)  # fmt: skip
         both.append([*(o.detach() for o in outs), *gradients])
     _compare(both[0], both[1], "torch.compile")
 

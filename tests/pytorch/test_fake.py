@@ -61,3 +61,57 @@ def test_numbers_made_of_data_break_the_graph(kernel):
         torch.testing.assert_close(compiled(y), kernel(y + 1) + 1)
     with pytest.raises(Exception, match="the host part makes a number of what is in a tensor"):
         torch.compile(kernel, backend="aot_eager", fullgraph=True)(x)
+
+
+@weft.kernel
+def wide_total(x):
+    total = weft.i64(0)
+    for i in range(x.shape[0]):
+        total += weft.i64(x[i])
+    return total
+
+
+@weft.kernel
+def scaled(x, by: float):
+    n = weft.f32(x.shape[0])
+    scale = weft.math.sqrt(n) + weft.max(weft.i8(by), n)
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * scale
+    return out
+
+
+@weft.kernel
+def in_steps(x):
+    count, step = weft.u8(0), weft.cast(0.5, weft.f64)
+    out = x.clone()
+    while count < 3:
+        for i in range(x.shape[0]):
+            out[i] += step
+        count += 1
+    return out, weft.c64(count)
+
+
+@weft.kernel
+def rounded(x, dtype: weft.template()):
+    out, last = torch.empty_like(x), dtype(0)
+    for i in range(x.shape[0]):
+        out[i] = dtype(x[i])
+        last = weft.max(last, dtype(x[i]))
+    return out, last
+
+
+@pytest.mark.parametrize(
+    ("kernel", "others"),
+    [(wide_total, ()), (scaled, (2.7,)), (in_steps, ()), (rounded, (weft.i16,)),
+     (rounded, (weft.f16,))],
+)  # fmt: skip
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_dtypes_of_weft_in_a_host_part(kernel, others, dynamic):
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x: kernel(x, *others), backend="aot_eager", fullgraph=True, dynamic=dynamic
+    )
+    for n in (5, 9):
+        x = torch.randn(n) * 100
+        torch.testing.assert_close(compiled(x), kernel(x, *others))

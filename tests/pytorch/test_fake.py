@@ -115,3 +115,48 @@ def test_dtypes_of_weft_in_a_host_part(kernel, others, dynamic):
     for n in (5, 9):
         x = torch.randn(n) * 100
         torch.testing.assert_close(compiled(x), kernel(x, *others))
+
+
+@weft.kernel
+def in_box(x):
+    low, high = weft.math.vec2(1e9, 1e9), weft.math.vec2(-1e9, -1e9)
+    for i in range(x.shape[0]):
+        p = weft.math.vec2(x[i, 0], x[i, 1])
+        low = weft.min(low, p)
+        high = weft.max(high, p)
+    out = torch.empty_like(x)
+    scale = weft.Matrix([[high.x - low.x, 0.0], [0.0, high.y - low.y]])
+    for i in range(x.shape[0]):
+        q = scale.inverse() @ (weft.math.vec2(x[i, 0], x[i, 1]) - low)
+        for k in weft.static(range(2)):
+            out[i, k] = q[k]
+    return out
+
+
+def in_box_by_torch(x):
+    return (x - x.amin(0)) / (x.amax(0) - x.amin(0))
+
+
+def test_a_vector_that_a_loop_has_reduced_into_is_no_constant_of_the_next_loop() -> None:
+    for _ in range(4):
+        x = torch.randn(5, 2, dtype=torch.float64)
+        torch.testing.assert_close(in_box(x), in_box_by_torch(x))
+    assert len(in_box.specializations) == 2  # each call had one more
+
+
+def test_a_graph_holds_a_vector_between_loops() -> None:
+    @weft.kernel
+    def scaled(x, a: float):
+        v = weft.Vector([a, 2 * a])
+        out = torch.empty_like(x)
+        for i, j in x:
+            out[i, j] = x[i, j] * v[0] + v[1]
+        return out
+
+    torch._dynamo.reset()
+    call = torch.compile(
+        lambda x, a: (in_box(x), scaled(x, a)), backend="aot_eager", dynamic=True, fullgraph=True
+    )
+    for n in (4, 7):
+        x = torch.randn(n, 2, dtype=torch.float64)
+        torch.testing.assert_close(call(x, 0.5 * n), (in_box_by_torch(x), x * 0.5 * n + n))

@@ -276,6 +276,15 @@ def test_gradients_that_require_grad_are_as_others(usual):
     assert not usual
 
 
+def test_a_sparse_gradient_is_as_a_dense_one(usual):
+    x, y = leaf(4), leaf(4)
+    given = torch.tensor([0.0, 2.0, 0.0, -1.0], dtype=torch.float64)
+    for _ in range(4):
+        found = torch.autograd.grad(multiply(x, y), [x, y], given.to_sparse())
+        torch.testing.assert_close(found, (given * y, given * x))
+        torch.autograd.grad(multiply(x, y), [x, y], given)
+
+
 def test_gradients_of_other_kinds_in_turn_are_rarely_learned(usual, monkeypatch):
     x, y = leaf(1001), leaf(1001)
     planned(multiply, x, y)

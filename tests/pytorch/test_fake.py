@@ -61,3 +61,102 @@ def test_numbers_made_of_data_break_the_graph(kernel):
         torch.testing.assert_close(compiled(y), kernel(y + 1) + 1)
     with pytest.raises(Exception, match="the host part makes a number of what is in a tensor"):
         torch.compile(kernel, backend="aot_eager", fullgraph=True)(x)
+
+
+@weft.kernel
+def wide_total(x):
+    total = weft.i64(0)
+    for i in range(x.shape[0]):
+        total += weft.i64(x[i])
+    return total
+
+
+@weft.kernel
+def scaled(x, by: float):
+    n = weft.f32(x.shape[0])
+    scale = weft.math.sqrt(n) + weft.max(weft.i8(by), n)
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * scale
+    return out
+
+
+@weft.kernel
+def in_steps(x):
+    count, step = weft.u8(0), weft.cast(0.5, weft.f64)
+    out = x.clone()
+    while count < 3:
+        for i in range(x.shape[0]):
+            out[i] += step
+        count += 1
+    return out, weft.c64(count)
+
+
+@weft.kernel
+def rounded(x, dtype: weft.template()):
+    out, last = torch.empty_like(x), dtype(0)
+    for i in range(x.shape[0]):
+        out[i] = dtype(x[i])
+        last = weft.max(last, dtype(x[i]))
+    return out, last
+
+
+@pytest.mark.parametrize(
+    ("kernel", "others"),
+    [(wide_total, ()), (scaled, (2.7,)), (in_steps, ()), (rounded, (weft.i16,)),
+     (rounded, (weft.f16,))],
+)  # fmt: skip
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_dtypes_of_weft_in_a_host_part(kernel, others, dynamic):
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x: kernel(x, *others), backend="aot_eager", fullgraph=True, dynamic=dynamic
+    )
+    for n in (5, 9):
+        x = torch.randn(n) * 100
+        torch.testing.assert_close(compiled(x), kernel(x, *others))
+
+
+@weft.kernel
+def in_box(x):
+    low, high = weft.math.vec2(1e9, 1e9), weft.math.vec2(-1e9, -1e9)
+    for i in range(x.shape[0]):
+        p = weft.math.vec2(x[i, 0], x[i, 1])
+        low = weft.min(low, p)
+        high = weft.max(high, p)
+    out = torch.empty_like(x)
+    scale = weft.Matrix([[high.x - low.x, 0.0], [0.0, high.y - low.y]])
+    for i in range(x.shape[0]):
+        q = scale.inverse() @ (weft.math.vec2(x[i, 0], x[i, 1]) - low)
+        for k in weft.static(range(2)):
+            out[i, k] = q[k]
+    return out
+
+
+def in_box_by_torch(x):
+    return (x - x.amin(0)) / (x.amax(0) - x.amin(0))
+
+
+def test_a_vector_that_a_loop_has_reduced_into_is_no_constant_of_the_next_loop() -> None:
+    for _ in range(4):
+        x = torch.randn(5, 2, dtype=torch.float64)
+        torch.testing.assert_close(in_box(x), in_box_by_torch(x))
+    assert len(in_box.specializations) == 2  # each call had one more
+
+
+def test_a_graph_holds_a_vector_between_loops() -> None:
+    @weft.kernel
+    def scaled(x, a: float):
+        v = weft.Vector([a, 2 * a])
+        out = torch.empty_like(x)
+        for i, j in x:
+            out[i, j] = x[i, j] * v[0] + v[1]
+        return out
+
+    torch._dynamo.reset()
+    call = torch.compile(
+        lambda x, a: (in_box(x), scaled(x, a)), backend="aot_eager", dynamic=True, fullgraph=True
+    )
+    for n in (4, 7):
+        x = torch.randn(n, 2, dtype=torch.float64)
+        torch.testing.assert_close(call(x, 0.5 * n), (in_box_by_torch(x), x * 0.5 * n + n))

@@ -774,3 +774,11 @@ def test_what_is_saved_is_as_it_was(call: Any, calls: int) -> None:
         out = call(x, y)
     with pytest.raises(GradientError, match=r"`x` was \[300\] .* is \[7\] of float64 now"):
         torch.autograd.grad(out.sum(), y)
+    for unpack, said in (
+        (lambda t: t.to("meta"), r"\[300\] of float64 on cpu .* of float64 on meta now"),
+        (torch.Tensor.to_sparse, r"\[300\] of float64 when .* of float64, sparse_coo, now"),
+    ):  # fmt: skip
+        with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, unpack):
+            out = call(x, y)
+        with pytest.raises(GradientError, match=said):
+            torch.autograd.grad(out.sum(), y)

@@ -32,6 +32,12 @@ def tensor_of(value: Any, device: torch.device | None = None) -> torch.Tensor:
     return torch.as_tensor(value, dtype=dtype, device=device)
 
 
+# Sizes under torch.compile: no numbers of their own, so that they have no range.
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+_DISPATCH = "__torch_dispatch__"  # by its name: torch's annotation of it cannot be bound
+
+
 class Number:
     """What the classes of ``numbers.NUMBERS`` share."""
 
@@ -192,10 +198,21 @@ def _as_values(result: Any) -> Any:
     return result
 
 
-def scalar(value: Any) -> Scalar:
-    """``value`` (a 0-d tensor) as a Scalar sharing its memory."""
+def scalar(value: Any) -> Any:
+    """``value`` (a 0-d tensor) as a Scalar sharing its memory. What stands for a tensor while
+    PyTorch traces (a fake tensor) stays that."""
     with quietly():
-        return value.as_subclass(Scalar)
+        return value if stands_for_another(value) else value.as_subclass(Scalar)
+
+
+class Housed:
+    """Of tensors whose newest elements may be on a device: see ``lang.resident``."""
+
+
+def stands_for_another(tensor: torch.Tensor) -> bool:
+    """Whether PyTorch's dispatcher asks the class of a tensor, which can have no other then."""
+    own = getattr(type(tensor), _DISPATCH) is not getattr(torch.Tensor, _DISPATCH)
+    return own and not isinstance(tensor, Housed)
 
 
 # --- arithmetic of single unsigned integers that torch has tensors of, and few operations: it wraps
@@ -373,7 +390,11 @@ class DType(_OfTorch):
                     wide = torch.tensor(value, dtype=torch.float64, device="cpu")
                 else:
                     wide = wrapped(int(value), torch.int64 if self.signed else torch.uint64)
-                return self._converted(wide).as_subclass(Scalar)
+                return scalar(self._converted(wide))
+        if isinstance(value, SYMBOLS):
+            kind = torch.float64 if isinstance(value, torch.SymFloat) else torch.int64
+            with quietly():
+                return scalar(self._converted(torch.full((), value, dtype=kind, device="cpu")))
         if isinstance(value, torch.Tensor):
             if value.dim() != 0:
                 raise KernelTypeError(
@@ -382,8 +403,7 @@ class DType(_OfTorch):
                 )
             with quietly():
                 # A copy also where the dtype fits already: a value must not share memory.
-                plain = value.as_subclass(torch.Tensor)
-                return self._converted(plain).as_subclass(Scalar)
+                return scalar(self._converted(value))
         raise KernelTypeError(
             f"{self!r}(...) casts a number, not {type(value).__name__}",
             help="pass a number, an element of a tensor, or a vector",
@@ -394,6 +414,8 @@ class DType(_OfTorch):
         if self.bits == 8 and self.kind == "float":
             return read(rounded(value, self.torch))
         if self.kind != "int" or not value.dtype.is_floating_point:
+            return value.to(self.torch, copy=True)
+        if stands_for_another(value):
             return value.to(self.torch, copy=True)
         whole = _whole(value.item(), self.torch)
         return torch.tensor(whole, dtype=self.torch, device=value.device)
@@ -485,12 +507,11 @@ class ComplexType(_OfTorch):
         """Casts a number or a 0-d tensor. Raises ``KernelTypeError`` for anything else."""
         if isinstance(value, torch.Tensor) and value.dim() == 0:
             with quietly():
-                plain = value.as_subclass(torch.Tensor)
-                return plain.to(self.torch, copy=True).as_subclass(Scalar)
+                return scalar(value.to(self.torch, copy=True))
         if isinstance(value, bool | int | float | complex):
             with quietly():
                 made = torch.tensor(complex(value), dtype=torch.complex128, device="cpu")
-                return made.to(self.torch).as_subclass(Scalar)
+                return scalar(made.to(self.torch))
         raise KernelTypeError(
             f"{self!r}(...) casts a number, not {type(value).__name__}",
             help=f"pass a number or an element; of a whole tensor, write z.to({self.torch})",

@@ -181,10 +181,6 @@ class Array(torch.Tensor):
             return repr(self.as_subclass(torch.Tensor))
 
 
-class Housed:
-    """Of tensors whose newest elements may be on a device: see ``lang.resident``."""
-
-
 @frozen
 class Placed:
     """The ``element`` of a field whose subscripts begin elsewhere than at 0: ``of`` is the type of

@@ -32,6 +32,7 @@ from weft.lang.dtypes import (
     owned,
     quietly,
     read,
+    scalar,
     strongly,
     tensor_of,
     to_float,
@@ -149,7 +150,7 @@ def _pair(a: Any, b: Any, floats: bool = False) -> tuple[torch.Tensor, torch.Ten
     with quietly():
         if whole and not floats and involves_unsigned((a, b)):
             plain = [x if isinstance(x, torch.Tensor) else wrapped(x, anchor.dtype) for x in (a, b)]
-            return plain[0].as_subclass(Scalar), plain[1].as_subclass(Scalar)
+            return scalar(plain[0]), scalar(plain[1])
         dtype = own_float() if whole and floats else joined(a, b)
         plain = [weakly(tensor_of(x, anchor.device).to(dtype), a, b) for x in (a, b)]
     return plain[0], plain[1]
@@ -186,7 +187,7 @@ def _binary(torch_function: Callable[..., Any], *args: Any, floats: bool = False
 
 def _value(result: torch.Tensor) -> Any:
     plain = result.dim() == 0 and not isinstance(result, Scalar)
-    return result.as_subclass(Scalar) if plain else result
+    return scalar(result) if plain else result
 
 
 def min(*values: Any) -> Any:

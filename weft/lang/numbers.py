@@ -19,6 +19,7 @@ import torch
 from weft.errors import KernelTypeError
 from weft.lang.dtypes import (
     DTYPES,
+    SYMBOLS,
     DType,
     Number,
     Scalar,
@@ -29,9 +30,6 @@ from weft.lang.dtypes import (
     strongly,
 )
 from weft.lang.vectors import Matrix, MatrixType, Vector, VectorType
-
-# Sizes under torch.compile: no numbers of their own, so that they have no range.
-SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def plain(value: Any) -> Any:

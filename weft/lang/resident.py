@@ -28,7 +28,8 @@ from torch.utils import _pytree as pytree
 
 from weft.errors import KernelTypeError
 from weft.frames import eager
-from weft.lang.field import Field, Housed
+from weft.lang.dtypes import Housed
+from weft.lang.field import Field
 
 # How many share a storage has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false

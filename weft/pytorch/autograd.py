@@ -48,7 +48,7 @@ from weft.pytorch.workspaces import computed_in, of_gradient
 from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.fastpath import passed
 from weft.runtime.launch import Launcher, one_or_all, overlaps
-from weft.runtime.overlap import dense
+from weft.runtime.overlap import dense, strided
 from weft.runtime.pairs import apart
 from weft.runtime.signature import TORCH_DTYPES, come_apart
 from weft.settings import rarely_collected
@@ -188,7 +188,7 @@ class Launch(torch.autograd.Function):
                 grad = torch.zeros(ctx.shapes[n], dtype=ctx.dtypes[n], device=ctx.device)
             if grad is None or not grad.is_floating_point():
                 continue
-            env[name] = dense((grad,))[0].resolve_neg()
+            env[name] = strided(dense((grad,))[0]).resolve_neg()
             if position in mine and grads[position] is env[name]:
                 spare.add(name)
         shapes = {of.function.args[k]: ctx.shapes[n] for k, n in places.items()}

@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from weft.lang.dtypes import DType, from_torch
+from weft.pytorch.identity import plainly
+
 CHANGING = "Changing"  # the type of such a parameter, where others have a schema type
 
 
@@ -53,6 +56,16 @@ def without_symbols(value: Any) -> Any:
         items = [without_symbols(item) for item in value]
         return items if isinstance(value, list) else tuple(items)
     return value
+
+
+def as_constant(value: Any) -> tuple[bool, Any]:
+    """While Dynamo traces it: what is fixed in an operator as what Dynamo takes for a constant, and
+    whether that stands for a dtype of weft's."""
+    return isinstance(value, DType), plainly(without_symbols(value))
+
+
+def of_constant(constant: tuple[bool, Any]) -> Any:
+    return from_torch(constant[1]) if constant[0] else constant[1]
 
 
 def as_tensor(number: Any) -> torch.Tensor:

@@ -26,7 +26,7 @@ from torch.autograd import forward_ad
 from weft.autodiff.names import adjoint_prefix, before_name
 from weft.frontend.specs import ConstSpec, Spec, TensorSpec, TupleSpec
 from weft.ir.types import MemRefType
-from weft.lang.field import Housed
+from weft.lang.dtypes import Housed
 from weft.pytorch.autograd import Call, Launch, loop_of
 from weft.pytorch.dynamo import untraced
 from weft.pytorch.loop import NEVER, Loop, Reversed
@@ -35,7 +35,7 @@ from weft.runtime.cache import disk
 from weft.runtime.fastpath import INT64, distinct, fresh_maker, passed, tensor_check
 from weft.runtime.function import CompiledFunction
 from weft.runtime.launch import TINY, Launcher, check_error
-from weft.runtime.overlap import dense, extent
+from weft.runtime.overlap import dense, extent, strided
 from weft.runtime.signature import TORCH_DTYPES
 
 _MOST = 64  # sets of whole numbers for which the backward of a plan is known
@@ -241,7 +241,7 @@ def _backward(
     prefix = adjoint_prefix(loop.function)
     if not repeats(loop, of.made, made) or any(isinstance(v, Housed) for v in env.values()):
         return None
-    scope: dict[str, Any] = {"slow": of.slow}
+    scope: dict[str, Any] = {"slow": of.slow, "strided": strided}
     numbers, fixed = _numbers(of)
     fixed |= {name for name, _ in adjoint.segments}
     names = {loop.names[k]: f"s{n}" for n, k in enumerate(of.saved)} | numbers
@@ -318,7 +318,7 @@ def _given(
             scope[f"wide{n}"], names[name] = env[name].dtype, f"h{n}"
             own = env[name].dtype is _dtype(loop, k)
             body.append(f"h{n} = g{n}" if own else f"h{n} = g{n}.to(wide{n})")
-            narrowed.append(f"h{n} = h{n}.contiguous()")
+            narrowed.append(f"h{n} = strided(h{n}).contiguous()")
             narrowed.append(f"if h{n}.requires_grad:")  # and nobody asks for a derivative of this
             narrowed.append(f"    h{n} = h{n}.detach()")
     return body, narrowed

@@ -88,12 +88,21 @@ def deciding(
     around = {*code.co_freevars, *_global_names(code)}
     names = [c for c in chains(tree, loops) if root_name(c) in around]
     found = {dotted(c): c for c in names if isinstance(scope.resolve(c), DECIDING)}
-    items = "".join(f"{name}, " for name in found)
-    outer = f"def outer({', '.join(code.co_freevars)}):\n def deciding(): return ({items})\n"
+    items = "".join(f"__plainly__({name}), " for name in found)
+    outer = (
+        f"def outer({', '.join((*code.co_freevars, '__plainly__'))}):\n"
+        f" def deciding(): return ({items})\n"
+    )
     made = compile(outer, "<weft deciding>", "exec")
     inner = next(code for code in codes(made) if code.co_name == "deciding")
-    cells = tuple(scope.cells[name] for name in inner.co_freevars)
+    own = {**scope.cells, "__plainly__": types.CellType(plainly)}
+    cells = tuple(own[name] for name in inner.co_freevars)
     return types.FunctionType(inner, function.__globals__, closure=cells)
+
+
+def plainly(value: Any) -> Any:
+    """What Dynamo takes for a constant in place of a dtype of weft's."""
+    return value.torch if isinstance(value, DType) else value
 
 
 def _global_names(code: types.CodeType) -> set[str]:

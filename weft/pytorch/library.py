@@ -43,11 +43,18 @@ from weft.pytorch.batches import (
     levels_of,
     vectorizes,
 )
-from weft.pytorch.changing import CHANGING, as_tensor, changes, without_symbols
+from weft.pytorch.changing import CHANGING, as_constant, as_tensor, changes, of_constant
 from weft.pytorch.derivative_ops import transformed
 from weft.pytorch.fake import hidden_write, of_samples
 from weft.pytorch.forward_level import has_dual, is_open
-from weft.pytorch.identity import chains, decided_by, deciding, fingerprint, may_draw, text_of
+from weft.pytorch.identity import (
+    chains,
+    decided_by,
+    deciding,
+    fingerprint,
+    may_draw,
+    text_of,
+)
 from weft.pytorch.members import Like, MemberKernel, key_of, members_of, reads_of, schema_type
 from weft.pytorch.namespace import in_ascii, is_sharded, namespace_of
 from weft.pytorch.operator import Operator, OperatorForm, needs_grad
@@ -166,7 +173,7 @@ class Operators:
             key = self.make_of_members(self.token, likes)
             return self.assemble(self.of_members[key].traced(members, {}), values)
         around = self.deciding()
-        name = self.name_for(self.token, tuple(types), without_symbols(tuple(fixed)), around)
+        name = self.name_for(self.token, tuple(types), tuple(map(as_constant, fixed)), around)
         out = getattr(getattr(torch.ops, self.namespace), name).default(*passed)
         return self.assemble(out, values)
 
@@ -275,7 +282,7 @@ class Operators:
         self._check_captured()
         if self.in_level(token):
             around = (*around, TANGENTS)
-        operator = self.find(types, fixed, around, autocast_state())
+        operator = self.find(types, [*map(of_constant, fixed)], around, autocast_state())
         _shard(operator)
         return operator.overload._schema.name.rpartition(":")[2]
 

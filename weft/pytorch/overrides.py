@@ -20,8 +20,7 @@ from torch.autograd import forward_ad
 from torch.fx.node import has_side_effect
 
 from weft.errors import KernelTypeError, WeftError
-from weft.lang.dtypes import quietly
-from weft.lang.field import Housed
+from weft.lang.dtypes import Housed, quietly
 from weft.runtime import native
 from weft.runtime.launch import KernelLike, Launcher
 from weft.runtime.signature import check_layout

@@ -278,14 +278,19 @@ def touched(loop: Loop, k: int, values: Sequence[Any], *, writes: bool) -> list[
 
 
 def _as_it_was(
-    loop: Loop, k: int, now: torch.Tensor, shape: torch.Size, dtype: torch.dtype
-) -> torch.Tensor:
+    loop: Loop, k: int, now: torch.Tensor, shape: torch.Size, dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:  # fmt: skip
     """The argument ``k``, which was saved, in the layout that the gradient's loops are made for.
     They check no subscripts, and torch counts neither ``x.data = other`` nor what a hook of saved
-    tensors gives: raises ``GradientError`` where it is of another ``shape`` or ``dtype``."""
-    if (now.size(), now.dtype) != (shape, dtype):
-        then, since = (f"{[*size]} of {str(of).removeprefix('torch.')}"
-                       for size, of in ((shape, dtype), (now.size(), now.dtype)))  # fmt: skip
+    tensors gives: raises ``GradientError`` where it is of another ``shape`` or ``dtype``, elsewhere
+    or sparse."""
+    was, is_ = (shape, dtype, device), (now.size(), now.dtype, now.device)
+    if was != is_ or now.layout is not torch.strided:
+        then, since = (f"{[*size]} of {str(of).removeprefix('torch.')}" +
+                       (f" on {place}" if place != other else "")
+                       for (size, of, place), other in ((was, is_[2]), (is_, device)))  # fmt: skip
+        since += "" if now.layout is torch.strided else f", {str(now.layout)[6:]},"
         raise GradientError(
             f"`{loop.names[k]}` was {then} when the loop ran, and is {since} now: there is no "
             "gradient", loop.function.span,
@@ -314,7 +319,8 @@ def saved_by_name(ctx: Any) -> dict[str, Any]:
     for n, k in enumerate(call.loop.memrefs):
         name = call.loop.names[k]
         if name in saved and name not in kept:
-            saved[name] = _as_it_was(call.loop, k, saved[name], ctx.shapes[n], ctx.dtypes[n])
+            then = ctx.shapes[n], ctx.dtypes[n], ctx.device
+            saved[name] = _as_it_was(call.loop, k, saved[name], *then)
     for held in call.held:
         if held.lost and (torch.is_grad_enabled() or within_level()):
             raise GradientError(

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes  # has no public
 from weft.errors import WeftError
 from weft.frontend.split import HostPart
 from weft.ir.core import Function
-from weft.lang.numbers import SYMBOLS
+from weft.lang.dtypes import SYMBOLS
 from weft.pytorch.fake import fake_launchers, hollow, loose_spec, lowered_for
 from weft.pytorch.transforms import PLAIN
 from weft.runtime.launch import KernelLike, Launcher

@@ -15,8 +15,7 @@ from weft.autodiff.tape import MOST_KEPT
 from weft.index.expression import Dim, Poly, evaluate
 from weft.ir.core import Op, Value, walk
 from weft.ir.views import accessed_by
-from weft.lang.dtypes import EIGHT_BITS
-from weft.lang.field import Housed
+from weft.lang.dtypes import EIGHT_BITS, Housed
 from weft.runtime.signature import TORCH_DTYPES
 from weft.schedule.recurrences import Recurrences, recurrences
 from weft.values import mutable

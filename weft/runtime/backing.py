@@ -17,14 +17,15 @@ import torch
 from torch.autograd import forward_ad
 
 from weft.frontend.split import Region
-from weft.lang.dtypes import Scalar
+from weft.lang.dtypes import SYMBOLS, Scalar
 from weft.lang.vectors import Backing, Matrix, Vector
 
 
 def is_backed(region: Region, args: Sequence[Any]) -> bool:
-    """Whether the loop stores into a vector of the host part, or reads one that has a gradient: as
-    a constant it would have none. Or reads a scalar that is not where its tensors are."""
-    return any((isinstance(v, Vector | Matrix) and (k in region.stored or _is_tracked(v)))
+    """Whether the loop stores into a vector of the host part, or reads one whose numbers are data:
+    what loops gave (as a constant it would be compiled for each value, and have no gradient), or
+    sizes under torch.compile. Or reads a scalar that is not where its tensors are."""
+    return any((isinstance(v, Vector | Matrix) and (k in region.stored or _is_data(v)))
                or (isinstance(v, Scalar) and _elsewhere(v, args) is not None)
                for k, v in enumerate(args))  # fmt: skip
 
@@ -36,8 +37,9 @@ def _elsewhere(value: Scalar, args: Sequence[Any]) -> torch.device | None:
     return next((v.device for v in args if isinstance(v, torch.Tensor) and not v.is_cpu), None)
 
 
-def _is_tracked(value: Vector | Matrix) -> bool:
-    return any(isinstance(v, torch.Tensor) and (v.requires_grad or forward_ad._current_level >= 0)
+def _is_data(value: Vector | Matrix) -> bool:
+    return any(isinstance(v, SYMBOLS) or (isinstance(v, torch.Tensor) and
+               (not isinstance(v, Scalar) or v.requires_grad or forward_ad._current_level >= 0))
                for v in value.entries())  # fmt: skip
 
 
@@ -46,7 +48,7 @@ def backed(region: Region, args: Sequence[Any]) -> tuple[Any, ...]:
     and scalars where its tensors are. An object that is there twice stays one."""
     made: dict[int, torch.Tensor] = {}
     for k, value in enumerate(args):
-        if isinstance(value, Vector | Matrix) and (k in region.stored or _is_tracked(value)):
+        if isinstance(value, Vector | Matrix) and (k in region.stored or _is_data(value)):
             if k in region.stored:
                 value.store_entries(value.entries())  # refuses those that cannot be set
             if id(value) not in made:

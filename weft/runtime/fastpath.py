@@ -34,7 +34,7 @@ from weft.frontend.specs import (
     TupleSpec,
     constant_key,
 )
-from weft.lang.field import Housed
+from weft.lang.dtypes import Housed
 from weft.lang.numbers import Number
 from weft.runtime import native, record
 from weft.runtime.signature import scalar_kind

@@ -12,7 +12,7 @@ import torch
 from weft.codegen.interface import Slot
 from weft.frontend.lower import Lowered
 from weft.ir.core import Function
-from weft.lang.field import Housed
+from weft.lang.dtypes import Housed
 from weft.options import Options
 from weft.runtime import build
 from weft.runtime.launch import MOST_PLANS, check_error, on_host

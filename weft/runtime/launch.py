@@ -31,7 +31,7 @@ from weft.frontend.kinds import RegionChanged
 from weft.frontend.specs import Spec, TensorSpec
 from weft.frontend.split import HostPart, Parts, Region
 from weft.ir.core import Function
-from weft.lang.field import Housed
+from weft.lang.dtypes import Housed
 from weft.options import Options
 from weft.runtime import native
 from weft.runtime.backing import backed, is_backed, put_back

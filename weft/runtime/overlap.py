@@ -54,6 +54,11 @@ def dense(args: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
+def strided(gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient as a tensor with strides: torch's own functions give sparse ones, too."""
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()
+
+
 def check_memory(name: str, tensor: torch.Tensor, span: Span) -> None:
     """Raises ``KernelValueError`` where the elements of ``tensor`` are not in memory of its own."""
     if torch._is_functional_tensor(tensor):

@@ -16,8 +16,8 @@ from weft.frontend.parameters import Parameter, element_shape, is_clamped
 from weft.frontend.specs import TENSOR_DTYPES, ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec
 from weft.frontend.split import Region, RegionArg
 from weft.lang import dtypes
+from weft.lang.dtypes import stands_for_another
 from weft.lang.elements import Elementwise
-from weft.lang.field import Housed
 from weft.lang.numbers import Number
 from weft.lang.vectors import Backing
 from weft.source import Span
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 DTYPES: dict[torch.dtype, str] = {d.torch: d.name for d in dtypes.DTYPES.values()}
 # By weft's names and the IR's.
 TORCH_DTYPES: dict[str, torch.dtype] = {n: d for d, n in DTYPES.items()} | {"i1": torch.bool}
-_DISPATCH = "__torch_dispatch__"  # by its name: torch's annotation of it cannot be bound
 _SCALARS = ("float", "int", "bool")
 COMPLEX = frozenset([torch.complex64, torch.complex128])
 _COMPLEX_NUMBERS = (complex, np.complexfloating)
@@ -214,8 +213,7 @@ def check_devices(named: Iterable[tuple[str, torch.Tensor]], span: Span | None =
                 f"`{name}` is on {tensor.device}", span,
                 help=f'kernels run on tensors of "cpu", "cuda" and "mps": pass {name}.cpu()',
             )  # fmt: skip
-        own = getattr(type(tensor), _DISPATCH) is not getattr(torch.Tensor, _DISPATCH)
-        if own and not isinstance(tensor, Housed):
+        if stands_for_another(tensor):
             raise KernelTypeError(
                 f"`{name}` is a {type(tensor).__name__}, whose data a loop cannot reach", span,
                 help="pass it as an argument of the kernel, not by a global or an attribute",

@@ -160,3 +160,29 @@ def test_signs_of_zeros_are_kept():
     w = torch.ones(4, dtype=torch.float64, requires_grad=True)
     quotients(torch.ones(2, dtype=torch.float64), w).sum().backward()
     assert w.grad.tolist() == [math.inf, -math.inf, math.inf, -math.inf]
+
+
+@weft.kernel
+def contrast(x, space):
+    """Colours around a pixel, and its own: contributions in two loops and behind them."""
+    out = torch.zeros_like(x)
+    for i, j in weft.ndrange(x.shape[0], x.shape[1]):
+        here = weft.Vector([x[i, j, 0], x[i, j, 1], x[i, j, 2]])
+        seen = weft.Vector([0.0, 0.0, 0.0])
+        for a in range(max(i - 2, 0), min(i + 3, x.shape[0])):
+            for b in range(max(j - 2, 0), min(j + 3, x.shape[1])):
+                there = weft.Vector([x[a, b, 0], x[a, b, 1], x[a, b, 2]])
+                seen += math.exp(-(there - here).norm_sqr() / space[()]) * there
+        for c in weft.static(range(3)):
+            out[i, j, c] = seen[c]
+    return out
+
+
+def test_what_each_channel_adds_in_a_loop_is_one_loop_beside_what_it_adds_behind():
+    x = torch.rand(7, 6, 3, dtype=torch.float64).requires_grad_()
+    space = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(contrast, (x, space))
+    assert torch.autograd.gradgradcheck(contrast, (x[:3, :4], space))
+    _, made = notes(contrast, x.detach(), space.detach())
+    own = next(f for f in made.steps if f.name.endswith("d_x"))
+    assert sum(op.name == "scf.for" for op in walk(own.body)) == 2  # six with one for each channel

@@ -23,7 +23,7 @@ from weft.autodiff.dense import Whole, dense
 from weft.autodiff.elements import Found, added_up, element_loops, keys_of, split_loops, terms
 from weft.autodiff.fibre import NotAffine, fibre
 from weft.autodiff.privatize import privatize
-from weft.autodiff.reroll import reroll
+from weft.autodiff.reroll import Rolled, reroll
 from weft.autodiff.segments import Segments, segments
 from weft.autodiff.slices import Slicer, Unavailable
 from weft.index.access import Access, accesses
@@ -322,13 +322,13 @@ def _plan(name: str, group: list[Access], slicer: Slicer, form: Form) -> _Plan:
     if form.atomic:
         return _Plan(name, "atomic", "atomic", group)
     try:
-        one = reroll(slicer.function, group, slicer)
-        every = group if one is None else [one]
+        every = reroll(slicer.function, group, slicer)
         found = [(piece, fibre(piece)) for a in every for piece in affine_pieces(a)]
         for access, each in found:
             slicer.check(access)
             slicer.check_symbols(each.symbols())
-        slicer.check_symbols(set() if one is None else one.symbols())
+        for access in every:
+            slicer.check_symbols(access.symbols() if isinstance(access, Rolled) else set())
     except (NotAffine, Unavailable) as error:
         found = _segmented(name, group, slicer) if name in form.segments else None
         if found is not None:

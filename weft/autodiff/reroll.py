@@ -24,7 +24,7 @@ from weft.ir.views import If
 from weft.passes import constants
 from weft.values import frozen, mutable
 
-LEAST = 4  # accumulations that are worth it
+LEAST = 3  # accumulations that are worth it
 
 
 @frozen
@@ -76,12 +76,23 @@ class Rolled(Access):
         return write(self.nodes[value])
 
 
-def reroll(function: Function, found: Sequence[Access], slicer: Slicer) -> Rolled | None:
+def reroll(function: Function, found: Sequence[Access], slicer: Slicer) -> list[Access]:
+    """The accumulations ``found``, of which those in the same loops are one where that can be: for
+    all of the iterations of a loop and for what comes behind it, say."""
+    groups: dict[tuple[tuple[Loop, ...], int], list[Access]] = {}
+    for access in found:
+        groups.setdefault((access.loops, len(access.guards)), []).append(access)
+    made: list[Access] = []
+    for group in groups.values():
+        one = _rolled(function, group, slicer)
+        made += group if one is None else [one]
+    return made
+
+
+def _rolled(function: Function, found: Sequence[Access], slicer: Slicer) -> Rolled | None:
     """The accumulations ``found`` as one. None where they do not each go to one element of a box,
     differ in more than numbers, or are few."""
-    if len(found) < LEAST or any(
-        a.loops != found[0].loops or len(a.guards) != len(found[0].guards) for a in found
-    ):
+    if len(found) < LEAST:
         return None
     columns = [*zip(*(a.subscripts for a in found), strict=True)]
     numbered = [k for k, column in enumerate(columns) if len({*column}) > 1

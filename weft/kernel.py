@@ -229,8 +229,10 @@ class Definition:
             from weft.pytorch.dynamo import BoundKernel  # where a class has such methods
 
             return BoundKernel(cast(Any, self), instance)
+        self.bound = True
         return types.MethodType(cast(Any, self), instance)
 
+    bound = False  # whether a method was made of it
     implementing: ClassVar[Callable[[Any], Implementations]]  # of a layer above
 
     def implementation(
@@ -377,7 +379,7 @@ class Kernel(Definition):
             self._explain(error, args, kwargs)
             raise
 
-    @functools.cached_property
+    @property
     def _torchdynamo_orig_callable(self) -> Callable[..., Any]:
         """What torch.compile of the kernel compiles: its own code object counts recompilations."""
         from weft.pytorch.dynamo import original  # only under torch.compile

@@ -27,15 +27,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
-from torch.torch_version import TorchVersion
 
 import weft
 import weft.pytorch.dtensor  # here, so that ranks need not import it
 from weft.errors import GradientError
+from weft.pytorch.releases import COMPILED_HALOS, ROWWISE
 
-# torch 2.10, whose gradients through ``RowwiseParallel`` are wrong, of its own operations, too, and
-# which compiles no DTensors that exchange rows.
-OLD = TorchVersion(torch.__version__) < "2.11"
 R, S = Replicate(), Shard
 SUM = Partial("sum")
 
@@ -416,7 +413,7 @@ def models(checks: Checks) -> None:
 
     checks.check("DDP", ddp)
     checks.check("FSDP2", fsdp)
-    if not OLD:
+    if not ROWWISE.missing:
         checks.check("tensor parallel", tensor_parallel)
 
 
@@ -431,7 +428,7 @@ def work(rank: int, ranks: int, device: str, store: str, queue: Any) -> None:
     line = Checks(rank, device, init_device_mesh(device, (ranks,)))
     on_a_line(line)
     models(line)
-    if ranks == 2 and not OLD:
+    if ranks == 2 and not COMPILED_HALOS.missing:
         compiled(line)
     found.append(line)
     if ranks == 4:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 from torch.library import opcheck
-from torch.torch_version import TorchVersion
 
 import weft
 from weft.pytorch import autograd
@@ -18,10 +17,6 @@ from weft.runtime.overlap import OverlapWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not support code generation for complex")
 WIDE = torch.complex128
-written = pytest.mark.skipif(
-    TorchVersion(torch.__version__) < "2.11",
-    reason="an older torch, which compiles no operator that writes to complex tensors",
-)
 
 
 @weft.kernel
@@ -127,7 +122,6 @@ def test_operators_check() -> None:
 
 
 @pytest.mark.slow
-@written
 def test_operators_compile() -> None:
     x, y = drawn(5, grad=True), drawn(5, grad=True)
 
@@ -161,7 +155,6 @@ def test_numbers_are_passed_and_never_compiled_in() -> None:
     assert len(scaled.specializations) == 2
 
 
-@written
 def test_a_complex_number_is_passed_by_what_is_compiled() -> None:
     x = drawn(6)
     made = torch.compile(lambda x: (scaled(x, 3j, o := torch.empty_like(x)), o)[1], fullgraph=True)

@@ -12,14 +12,12 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.torch_version import TorchVersion
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import weft
 from weft.index.operations import FLOPS, kind_of
 from weft.pytorch import cost as costs
 from weft.pytorch.flops import CountWarning
-from weft.pytorch.hosted import OLDEST
 
 
 @weft.kernel
@@ -254,9 +252,6 @@ def test_a_gradient_counts_what_the_host_part_does():
     assert backward == own.flops + hosted.cost(x, w).host
 
 
-@pytest.mark.skipif(
-    TorchVersion(torch.__version__) < OLDEST, reason="graphs of an older torch hold no host part"
-)
 def test_loops_in_traced_graphs_are_counted():
     x, w = draw(4, 6), draw(6, 6)
     graph = make_fx(lambda x, w: hosted(x, w), tracing_mode="symbolic")(x, w)

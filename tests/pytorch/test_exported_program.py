@@ -12,17 +12,14 @@ from examples.softmax import softmax
 from tests import processes
 from weft.errors import KernelTypeError, KernelValueError
 from weft.pytorch import exported_program, package_texts
-from weft.pytorch.exported_program import OLDEST
 from weft.pytorch.hosted import traced_loops
 from weft.pytorch.package_texts import Package
+from weft.pytorch.releases import PACKAGES, Ability
 from weft.runtime import stable
 
 pytestmark = [
     pytest.mark.skipif(bool(stable.missing()), reason=stable.missing()),
-    pytest.mark.skipif(
-        torch.torch_version.TorchVersion(torch.__version__) < OLDEST,
-        reason=f"packages of AOTInductor take PyTorch {OLDEST}",
-    ),
+    pytest.mark.skipif(PACKAGES.missing, reason=PACKAGES.costs),
     pytest.mark.filterwarnings("ignore"),  # torch.export's own
 ]
 
@@ -109,7 +106,7 @@ def test_a_host_part_that_is_no_recipe_and_only_allocates(
     assert len(named) == 1
     x = torch.randn(9)
     assert torch.equal(program.module()(x), 2 * x.double())
-    monkeypatch.setattr(exported_program, "OLDEST", "99")
+    monkeypatch.setattr(exported_program, "PACKAGES", Ability("packages", "99", ""))
     with pytest.raises(KernelTypeError, match="a package of AOTInductor, and that PyTorch 99"):
         widened.export(tmp_path / "lib.so", (x,))
     with pytest.raises(KernelTypeError, match="takes a dtype, which AOTInductor gives it from"):

@@ -8,25 +8,20 @@ from collections import deque
 
 import pytest
 import torch
-from torch.torch_version import TorchVersion
 
 import weft
 from weft.pytorch import fusible
 
 Tensor = torch.Tensor
-OLD = TorchVersion(torch.__version__) < "2.11"  # whose hooks weft does not know
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # torch.compile's own
-    pytest.mark.skipif(OLD, reason="an older torch"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 on_devices = pytest.mark.parametrize(
     "device", ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, NEEDS_GPU])]
 )
 
 FACTOR = 3.0
-LACKS_DIVISION = not OLD and "arith.divf" in fusible.hooks().lacking
-ROUNDS = not OLD and fusible.hooks().rounds
+LACKS_DIVISION = "arith.divf" in fusible.hooks().lacking
+ROUNDS = fusible.hooks().rounds
 
 
 @weft.kernel
@@ -245,7 +240,7 @@ def test_one_graph_serves_many_sizes(compiled):
 def test_halves_are_rounded_as_the_loop_rounds_them(compiled, dtype, device):
     x = torch.randn(500, device=device).to(dtype)
     out, code = compiled(lambda x: scaled(x, 2.1) * 3, x)
-    # Inductor of torch 2.11 has C++ that does not round what it fuses: the loop stays a call.
+    # Inductor before torch 2.13 has C++ that does not round what it fuses: the loop stays a call.
     assert (kernels(code), calls(code)) == (1, device == "cpu" and not ROUNDS)
     assert torch.equal(out, scaled(x, 2.1) * 3)
     assert not torch.equal(out, (x.float() * 2.1 * 3).to(dtype))

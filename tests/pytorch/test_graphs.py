@@ -7,17 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.torch_version import TorchVersion
 
 import weft
 from tests import processes
 from tests.pytorch.test_fusion import calls, compiled, kernels, scaled, softmax
 from tests.pytorch.test_hosted import several
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # torch.compile's own
-    pytest.mark.skipif(TorchVersion(torch.__version__) < "2.11", reason="an older torch"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own
 assert compiled  # a fixture
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 softmax_called = weft.kernel(fuse=False)(softmax.function)

@@ -12,20 +12,17 @@ from torch._dynamo.testing import CompileCounter
 from torch.func import jvp, linearize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
-from torch.torch_version import TorchVersion
 
 import weft
 from tests import processes
 from tests.pytorch.test_ambient import drop
 from tests.pytorch.test_boxed import by_python
 from weft.errors import GradientError
-from weft.pytorch.hosted import OLDEST, copied
+from weft.pytorch.hosted import copied
+from weft.pytorch.releases import WRITTEN_VIEWS
 from weft.runtime import stable
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # torch.compile's own
-    pytest.mark.skipif(TorchVersion(torch.__version__) < OLDEST, reason="an older torch"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own
 
 FACTOR = 3.0
 
@@ -293,10 +290,9 @@ def add_squares(acc: torch.Tensor, x: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("backend", [
     "aot_eager",
-    pytest.param("inductor", marks=pytest.mark.skipif(
-        TorchVersion(torch.__version__) < "2.13",
-        reason="Inductor of torch 2.11 writes a blendv of floats, which is no C++",
-    )),
+    pytest.param(
+        "inductor", marks=pytest.mark.skipif(WRITTEN_VIEWS.missing, reason=WRITTEN_VIEWS.costs)
+    ),
 ])  # fmt: skip
 @pytest.mark.slow
 def test_a_kernel_that_writes_to_its_arguments_has_a_gradient(backend):

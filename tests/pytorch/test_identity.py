@@ -82,9 +82,6 @@ def test_compiled_kernels_are_told_apart():
         assert torch.compile(kernel, backend="aot_eager")(x).tolist() == [value] * 2
 
 
-@pytest.mark.skipif(
-    torch.torch_version.TorchVersion(torch.__version__) < (2, 13), reason="one count for all there"
-)
 def test_each_kernel_has_recompilations_of_its_own():
     def made(factor):
         @weft.kernel
@@ -99,6 +96,24 @@ def test_each_kernel_has_recompilations_of_its_own():
     for factor in range(10):  # torch stops at the eighth of one code object
         compiled = torch.compile(made(factor), backend="eager", fullgraph=True)
         assert compiled(torch.ones(2)).tolist() == [factor] * 2
+
+
+def test_a_method_is_compiled_with_its_object_and_without():
+    class Scaled:
+        def __init__(self, factor):
+            self.factor = factor
+
+        @weft.kernel
+        def call(self, x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            for i in range(x.shape[0]):
+                out[i] = self.factor * x[i]
+            return out
+
+    x, one = torch.ones(2), Scaled(3)
+    assert torch.compile(Scaled.call, backend="eager", fullgraph=True)(one, x).tolist() == [3, 3]
+    assert torch.compile(one.call, backend="eager", fullgraph=True)(x).tolist() == [3, 3]
+    assert torch.compile(Scaled.call, backend="eager", fullgraph=True)(one, x).tolist() == [3, 3]
 
 
 def test_a_kernel_that_is_an_argument_is_guarded():

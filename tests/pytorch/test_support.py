@@ -2,19 +2,17 @@
 
 import pytest
 import torch
-from torch.torch_version import TorchVersion
 
 from tests.pytorch import support
+from weft.pytorch import releases
 
-# Rows of the CPU's column, which is of torch 2.13, that torch 2.10 has not (torch 2.11 has not
-# the last three): the page says so below.
-NOT_OF_OLD = (
-    "the same, writing to an argument, backward", "`torch.func`, writing to an argument",
-    "`torch.export(strict=True)`", "`kernel.export`, `weft.export_library`",
-    "the same of `torch.func.jacfwd`, of several arguments",
-)  # fmt: skip
-VERSION = TorchVersion(torch.__version__)
-ABSENT = NOT_OF_OLD if VERSION < "2.11" else NOT_OF_OLD[-3:] if VERSION < "2.13" else ()
+# Rows of the CPU's column, which is of torch 2.13, that torch 2.10 and 2.11 have not: the page says
+# so below.
+NOT_OF_OLD = {
+    "`torch.export(strict=True)`": releases.STRICT_EXPORT,
+    "`kernel.export`, `weft.export_library`": releases.PACKAGES,
+    "the same of `torch.func.jacfwd`, of several arguments": releases.COMPILED_JACFWD,
+}
 DEVICES = [pytest.param("cuda", marks=pytest.mark.cuda), "cpu"]
 
 
@@ -24,8 +22,8 @@ DEVICES = [pytest.param("cuda", marks=pytest.mark.cuda), "cpu"]
 def test_the_page_says_what_happens(row, device):
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU")
-    if row in ABSENT:
-        pytest.skip("an older torch")
+    if row in NOT_OF_OLD and NOT_OF_OLD[row].missing:
+        pytest.skip(NOT_OF_OLD[row].costs)
     said = support.table()[row][support.DEVICES.index(device)]
     if said == "not run":
         pytest.skip(f"the page does not say what happens on {device}")

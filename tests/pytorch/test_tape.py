@@ -7,11 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch.torch_version import TorchVersion
 
 import weft as ti
 from weft.errors import GradientError, KernelTypeError
-from weft.pytorch.hosted import OLDEST
 
 x = ti.field(ti.f64, shape=5, needs_grad=True)
 y = ti.field(ti.f64, shape=5, needs_grad=True)
@@ -278,12 +276,9 @@ def _batched() -> None:
     torch.vmap(sample)(torch.ones(3))
 
 
-followed = pytest.mark.skipif(
-    TorchVersion(torch.__version__) < OLDEST, reason="an older torch: such a call is refused itself"
-)
 OTHERS = [
-    pytest.param(_compiled, marks=followed),
-    pytest.param(_batched, marks=followed),
+    _compiled,
+    _batched,
     lambda: tripled_field.interpret(constant, x),
     lambda: constant.add_(x),
     lambda: added(ti.field(ti.f64, shape=5).add_(x)),  # which nobody else holds
@@ -318,7 +313,7 @@ def _stored() -> None:
 @pytest.mark.parametrize(
     "write",
     [
-        pytest.param(lambda: torch.compile(tripled_field, backend="eager")(y, x), marks=followed),
+        lambda: torch.compile(tripled_field, backend="eager")(y, x),
         lambda: tripled_field.interpret(y, x),
         lambda: y.mul_(2),
         _stored,

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch.func import grad, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import weft
 from tests.pytorch.test_batching import added_, scaled
+from weft.pytorch.releases import COMPILED_JACFWD
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own
 
@@ -143,13 +143,13 @@ def test_a_compiled_batch_of_what_the_host_part_makes_once(form: str):
 
 
 @pytest.mark.skipif(
-    torch.cuda.is_available() and TorchVersion(torch.__version__) < "2.13",
+    torch.cuda.is_available() and COMPILED_JACFWD.missing,
     reason="jacfwd of torch 2.11 cannot be compiled on a default device",
 )
 @pytest.mark.parametrize("argnums", [
     0,
     pytest.param((0, 1), marks=pytest.mark.skipif(
-        TorchVersion(torch.__version__) < "2.13",
+        COMPILED_JACFWD.missing,
         reason="Dynamo of torch 2.11 cannot follow how jacfwd makes a basis for several arguments",
     )),
 ])  # fmt: skip

@@ -92,9 +92,8 @@ def test_it_stands_in_any_order_with_other_decorators():
         strict(tune(total)), torch.no_grad()(tune(strict(total))),
         tune(torch.no_grad()(total_kernel())),
         strict(torch.no_grad()(tune(total))), torch.compile(tune(total), backend="eager"),
+        tune(torch.compile(total_kernel(), backend="eager")),
     ]  # fmt: skip
-    if torch.torch_version.TorchVersion(torch.__version__) >= (2, 13):
-        orders.append(tune(torch.compile(total_kernel(), backend="eager")))
     for kernel in orders:
         called(kernel, 3, 64)
     assert [k.options.strict_math for k in orders[3:5]] == [True, True]

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
-from torch.torch_version import TorchVersion
 
 from weft.frames import eager
+from weft.pytorch.releases import METHODS
 from weft.runtime.launch import KernelLike
 
 # pyright: reportAttributeAccessIssue=false
@@ -56,9 +56,15 @@ def with_zeros(ctx: Any, grads: tuple[Any, ...]) -> tuple[Any, ...]:
 def original(kernel: KernelLike) -> Callable[..., Any]:
     """What torch.compile of the kernel by itself compiles: a function with a code object of its
     own, which counts recompilations. Objects that are called share one."""
-    if TorchVersion(torch.__version__) < "2.13":  # which unbinds methods
+    if kernel.bound and METHODS.missing:
         raise AttributeError
+    own = vars(kernel)
+    if "_original" not in own:
+        own["_original"] = _original(kernel)
+    return own["_original"]
 
+
+def _original(kernel: KernelLike) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return kernel(*args, **kwargs)
 

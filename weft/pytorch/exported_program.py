@@ -14,24 +14,20 @@ from typing import Any
 
 import torch
 from torch.fx.node import map_arg
-from torch.torch_version import TorchVersion
 
 from weft.codegen.machine import LEVELS
 from weft.errors import KernelTypeError, KernelValueError
 from weft.pytorch import package_texts, shared_library
-from weft.pytorch.hosted import OLDEST as OLDEST_TRACED
 from weft.pytorch.hosted import TracedLoop, traced_loops
 from weft.pytorch.package_texts import Package, cpp_type
 from weft.pytorch.recipe import recipe_of
+from weft.pytorch.releases import PACKAGES
 from weft.pytorch.shared_library import Library, boxed_of
 from weft.runtime.launch import KernelLike
 
 # pyright: reportPrivateUsage=false
 
 
-# The oldest torch whose AOTInductor can be told for which processor code is. And what that of 2.10
-# gives an operator for a dtype is the number of another one.
-OLDEST = "2.13"
 _OLDER = (
     "older ones compile for the processor of this machine, or give operators other dtypes than "
     "those of the graph. A host part that computes whole numbers of sizes and makes tensors by "
@@ -75,14 +71,13 @@ def add_program(library: Library, program: torch.export.ExportedProgram) -> None
                         help="give the program as torch.export.export gives it" if inner else
                         "a library has kernels with one loop, around which the host part computes "
                         "whole numbers of sizes and makes tensors (torch.empty, torch.empty_like, "
-                        "...), and the loops of host parts that graphs hold (docs/operators.md): "
-                        f"those of PyTorch {OLDEST_TRACED} and later ones",
+                        "...), and the loops of host parts that graphs hold (docs/operators.md)",
                     )  # fmt: skip
                 values = map_arg(tuple(node.args), lambda n: n.meta["val"])
-                if _is_older() and any(isinstance(v, torch.dtype) for v in values):
+                if PACKAGES.missing and any(isinstance(v, torch.dtype) for v in values):
                     raise KernelTypeError(
                         f"`{overload}` takes a dtype, which AOTInductor gives it from PyTorch "
-                        f"{OLDEST} on: this is {torch.__version__}", help=_OLDER,
+                        f"{PACKAGES.since} on: this is {torch.__version__}", help=_OLDER,
                     )  # fmt: skip
                 found = calls.setdefault(overload, [])
                 if _kinds(values) not in map(_kinds, found):
@@ -93,10 +88,6 @@ def add_program(library: Library, program: torch.export.ExportedProgram) -> None
             code = boxed_of(overload)
             assert code is not None
             library.add(code, overload, examples)
-
-
-def _is_older() -> bool:
-    return TorchVersion(torch.__version__) < OLDEST
 
 
 def _kinds(values: Sequence[Any]) -> list[Any]:
@@ -163,10 +154,10 @@ def _export(
     if not loops or recipe_of(kernel) is not None:
         shared_library.export(kernel, file, examples, target)
         return []
-    if _is_older():
+    if PACKAGES.missing:
         raise KernelTypeError(
             f"the host part of `{kernel.__name__}` takes a package of AOTInductor, and that "
-            f"PyTorch {OLDEST}: this is {torch.__version__}", kernel.span, help=_OLDER,
+            f"PyTorch {PACKAGES.since}: this is {torch.__version__}", kernel.span, help=_OLDER,
         )  # fmt: skip
     library = Library(target)
     calls = [kernel.bind(tuple(values), {}).arguments for values in examples]

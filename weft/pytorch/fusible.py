@@ -35,16 +35,20 @@ from weft.values import frozen
 @frozen
 class Hooks:
     """Of a version of Inductor: the name of the table where it keeps the lowerings of others, and
-    the operations that its code for GPUs does not carry out as weft does; and whether its C++
-    rounds to half precision what another loop of the same kernel reads."""
+    the operations that its code for GPUs does not carry out as weft does; whether its C++
+    rounds to half precision what another loop of the same kernel reads; and whether what it makes
+    for GPUs was compared with weft's."""
 
     table: str
     lacking: frozenset[str] = frozenset()
     rounds: bool = True
+    on_gpus: bool = True
 
 
 # By the first two numbers of torch's version. These hooks are no public interface.
 HOOKS = {
+    # Its constants below 2**-126 are doubles on GPUs.
+    "2.10": Hooks("lowerings", frozenset({"arith.divf"}), rounds=False, on_gpus=False),
     # It rounds quotients to two units.
     "2.11": Hooks("lowerings", frozenset({"arith.divf"}), rounds=False),
     "2.13": Hooks("user_lowerings"),
@@ -95,6 +99,8 @@ class Launch:
         on_gpu = any(isinstance(v, torch.Tensor) and v.is_cuda for _, v in self.named)
         known_of = hooks()
         lacking = known_of.lacking if on_gpu else frozenset[str]()
+        if on_gpu and not known_of.on_gpus:
+            raise Opaque(f"this is torch {torch.__version__}, whose code for GPUs is not known")
         if on_gpu and any(isinstance(v, Unknown) for v in self.values):
             raise Opaque("a number may differ from call to call")
         return Fusion(

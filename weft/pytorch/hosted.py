@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
-from torch.torch_version import TorchVersion
 
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 from weft.errors import GradientError
@@ -39,7 +38,6 @@ from weft.runtime.launch import KernelLike, Launcher, gradient_error
 from weft.runtime.overlap import fakes_share
 from weft.source import FunctionSource, subtree
 
-OLDEST = "2.11"  # the oldest torch whose Dynamo was seen to trace host parts
 # Functions whose results have no contents yet.
 _EMPTY = frozenset({"empty", "empty_like", "new_empty", "empty_strided"})
 # Methods and functions that look at elements, or at what a trace has not.
@@ -64,8 +62,6 @@ def traced_loops(
     of ``torch.export``, which Dynamo does not trace and which has to hold the host part."""
     kernel = operators.kernel
     parts, scope = kernel.parts, Scope.of(kernel.function)
-    if not exported and TorchVersion(torch.__version__) < OLDEST:
-        return ()
     module = sys.modules.get(kernel.function.__globals__.get("__name__", ""))
     if parts.rewritten or module is None or vars(module) is not kernel.function.__globals__:
         return ()  # Dynamo imports the module of what it follows

@@ -107,6 +107,7 @@ class KernelLike(Protocol):
 
     __name__: str
     function: Callable[..., Any]
+    bound: bool  # whether a method was made of it
 
     @property
     def implementations(self) -> Implementations | None: ...

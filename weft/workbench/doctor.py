@@ -17,6 +17,9 @@ from weft.codegen import libdevice, libraries, ptx
 from weft.codegen.machine import host_cpu
 from weft.errors import WeftError, first_line
 from weft.options import default_options
+from weft.pytorch.fusible import HOOKS, hooks
+from weft.pytorch.fusion import Opaque
+from weft.pytorch.releases import ABILITIES
 from weft.runtime import cuda, stable
 from weft.runtime.cache import disk
 from weft.runtime.tuned import machine_of
@@ -85,7 +88,9 @@ class Doctor:
 
 def doctor(measure: bool = True) -> Doctor:
     """Looks at this machine. ``measure``: its rates, too, which takes some seconds a device."""
-    findings = (*_software(), *_processor(), *_cache(), *_gpus(), *_tools(), _first_kernel())
+    findings = (
+        *_software(), *_processor(), *_release(), *_cache(), *_gpus(), *_tools(), _first_kernel()
+    )  # fmt: skip
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])] if measure else []
     return Doctor(findings, tuple(limits(device) for device in devices))
 
@@ -93,7 +98,8 @@ def doctor(measure: bool = True) -> Doctor:
 def _software() -> Iterator[Finding]:
     yield Finding("weft", VERSION)
     yield Finding("Python", f"{platform.python_version()} ({sys.executable})")
-    for package in ("torch", "llvmlite", "islpy", "numpy"):
+    yield Finding("torch", torch.__version__)
+    for package in ("llvmlite", "islpy", "numpy"):
         yield Finding(package, importlib.metadata.version(package))
     for package, costs in (
         ("rich", "the command line has no colours"),
@@ -149,6 +155,27 @@ def _processor() -> Iterator[Finding]:
         )
     else:
         yield Finding("operators in machine code", "yes: calls through torch.ops need no Python")
+
+
+def _release() -> Iterator[Finding]:
+    """What this release of PyTorch has, of what older ones have not."""
+    what = "loops fused by torch.compile"
+    try:
+        known = hooks()
+    except Opaque as reason:
+        yield Finding(
+            what, str(reason), MISSING, "loops in graphs are calls between Inductor's own kernels",
+            f"PyTorch {' or '.join(HOOKS)}",
+        )  # fmt: skip
+    else:
+        but = "" if known.rounds else ", but on a CPU not those that store halves"
+        yield Finding(what, f"yes{but}{'' if known.on_gpus else ', and on a GPU none'}")
+    for ability in ABILITIES:
+        if ability.missing:
+            yield Finding(
+                ability.what, f"torch {torch.__version__}", MISSING, ability.costs,
+                f"PyTorch {ability.since} or later",
+            )  # fmt: skip
 
 
 def _cache() -> Iterator[Finding]:

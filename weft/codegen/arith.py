@@ -252,16 +252,14 @@ def note_extrema(e: Emitter, loop: Op) -> None:
     each turn's is the extremum of the last one's and others."""
     if not e.fast:  # the order of turns decides which zero is kept
         return
-    for init, carried, following in zip(
-        For(loop).inits, For(loop).carried, For(loop).yielded, strict=True
-    ):
+    for carried, init, following, last in For(loop).rows:
         name = "" if following.op is None else following.op.name
         if name in ("arith.maxnumf", "arith.minnumf") and _is_number(e, init):
             value = following
             while value.op is not None and value.op.name == name:
                 value = value.op.left
             if value is carried:
-                e.running.add(carried)
+                e.running |= {carried, last}
 
 
 def _is_number(e: Emitter, value: Value) -> bool:

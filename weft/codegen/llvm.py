@@ -274,6 +274,10 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
             said.append(e.module.node(f'!{{!"llvm.loop.interleave.count", i32 {vectors}}}'))
     elif not e.target.copies_loops and _has_longer_loops(op):
         said.append(e.module.node('!{!"llvm.loop.unroll.disable"}'))
+    if "tail" in op.attrs:  # of a row: see schedule/tails.py
+        said.append(e.module.node('!{!"llvm.loop.vectorize.predicate.enable", i1 true}'))
+        said.append(e.module.node('!{!"llvm.loop.interleave.count", i32 1}'))
+        said.append(e.module.node('!{!"llvm.loop.unroll.disable"}'))
     if "short" in op.attrs:  # longer code would be for nobody
         said.append(e.module.node('!{!"llvm.loop.unroll.disable"}'))
     if "scalar" in op.attrs or "short" in op.attrs:

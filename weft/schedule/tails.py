@@ -24,7 +24,7 @@ from weft.schedule.machine import CpuMachine
 from weft.schedule.variation import Variation
 
 VECTORS = 4  # at a time, which LLVM has of a loop
-COMPUTED = 3  # operations for each access, below which what masks cost is more than they save
+COMPUTED = 3  # operations for each access, up to which masks cost more than they save
 _FUNCTION = 20  # operations that a function is
 # What code generation writes out as arithmetic of f32: of other functions there are calls.
 WRITTEN_OUT = ("math.exp", "math.exp2", "math.log", "math.tanh", "math.erf")
@@ -56,14 +56,14 @@ def _lanes(loop: Op, machine: CpuMachine) -> int:
         return 0
     if any(op.name in LOOPS or op.regions or "streaming" in op.attrs for op in ops):
         return 0
-    if any(kind is None or is_joint(kind) for kind in combiners(loop).kinds):
+    if not _in_parts(loop):
         return 0
     accesses = [op for op in ops if is_access(op)]
     loaded = [v for op in accesses for v in (*op.results, *memory(op)[2])]
     types = [v.type for v in (*loaded, *loop.results) if isinstance(v.type, ScalarType)]
     if len(types) < len(loaded) + len(loop.results) or i1 in types or not accesses:
         return 0
-    if sum(map(_cost, ops)) < COMPUTED * len(accesses):
+    if sum(map(_cost, ops)) <= COMPUTED * len(accesses):
         return 0
     width = machine.vector_bytes // max(4, *(t.bytes for t in types))
     if not all(_has_masks(op, machine) for op in ops):
@@ -72,6 +72,17 @@ def _lanes(loop: Op, machine: CpuMachine) -> int:
     strides = [along.stride(op) for op in accesses]
     stored = [s for op, s in zip(accesses, strides, strict=True) if op.name == "memref.store"]
     return width if {*strides} <= {0, 1} and 1 in strides and {*stored} <= {1} else 0
+
+
+def _in_parts(loop: Op) -> bool:
+    """Whether each lane may have a part of what ``loop`` carries: no products, and sums of floats
+    in any order."""
+    for kind, (_, _, end, _) in zip(combiners(loop).kinds, For(loop).rows, strict=True):
+        if kind is None or kind == "mulf" or is_joint(kind):
+            return False
+        if kind == "addf" and (end.op is None or "reassociate" not in end.op.attrs):
+            return False
+    return True
 
 
 def _has_masks(op: Op, machine: CpuMachine) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from weft.ir.bounded import LOOPS
 from weft.ir.builder import Rewriter
-from weft.ir.core import Function, Op, Value, walk
+from weft.ir.core import Function, Op, Value, defined, walk
 from weft.ir.ops import DIVISIONS
 from weft.ir.types import ScalarType, f32, i1
 from weft.ir.views import For, constant_of, is_constant, memory
@@ -35,7 +35,7 @@ def tails(function: Function, machine: CpuMachine) -> Function:
 
     Where there are no vectors with masks, where arguments may overlap, and where sums keep their
     order nothing changes, nor do loops whose turns LLVM has no masked vectors for, whose stores
-    stream, or whose number of turns is known.
+    stream, or whose number of turns is known or differs from iteration to iteration.
     """
     if machine.vector_bytes < 64 or not function.attrs.get("noalias") or function.strict:
         return function
@@ -43,9 +43,16 @@ def tails(function: Function, machine: CpuMachine) -> Function:
     for shared in (op for op in function.body.ops if "chunks" in op.attrs):
         for around in walk(shared.body):
             if around.name == "scf.for" and "independent" not in around.attrs:
-                rows = (op for op in around.body.ops if op.name == "scf.for")
-                found |= {op: lanes for op in rows if (lanes := _lanes(op, machine))}
+                found |= {op: lanes for op in _rows(around) if (lanes := _lanes(op, machine))}
     return _Tails(found).function(function) if found else function
+
+
+def _rows(around: Op) -> list[Op]:
+    """The loops in an iteration of ``around`` whose bounds are those of all iterations: others may
+    have two or three turns, with nothing to gain."""
+    made = defined([around.body])
+    return [op for op in around.body.ops
+            if op.name == "scf.for" and made.isdisjoint(For(op).bounds)]  # fmt: skip
 
 
 def _lanes(loop: Op, machine: CpuMachine) -> int:

@@ -89,11 +89,9 @@ def optimize_for_cpu(
     axes are those of the source. Raises ``RaceError``."""
     _checked(function, options)
     first = [race_checks] if options.debug else []
-    reordered = (
-        [reassociate_extrema, factor, separate_sums, reciprocal] if options.strict_math else []
-    )
+    reordered = [reassociate_extrema, factor, separate_sums, reciprocal, fuse]
     moving = [recognise_reductions, serialize_reductions, split_quotients, tile]
-    without = [fuse, advance, *reordered, *(moving if asked else [])]
+    without = [advance, *(reordered if options.strict_math else []), *(moving if asked else [])]
     return _passed(function, options, noalias, listener, without, first)
 
 

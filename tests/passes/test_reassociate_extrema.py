@@ -56,8 +56,11 @@ def test_leaves_other_uses_alone() -> None:
     assert not any(op.name == "arith.maxnumf" for op in walk(reassociate_extrema(before).body))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("n", [0, 1, 17, 127, 1000])
-def test_compiled(n: int) -> None:
+def test_compiled(n: int, dtype: torch.dtype) -> None:
+    """NaN is no extremum, not even where nothing else is there."""
+
     @weft.kernel
     def extremes(x, out):
         for i in range(x.shape[0]):
@@ -70,12 +73,45 @@ def test_compiled(n: int) -> None:
             out[i, 1] = high
             out[i, 2] = start
 
-    x = torch.randn(3, n)
+    x = torch.randn(7, n).to(dtype)
     x[1, ::3] = math.nan
-    out, again = torch.empty(3, 3), torch.empty(3, 3)
+    x[2], x[3], x[4] = math.nan, math.inf, -math.inf
+    x[5, : n // 2], x[5, n // 2 :] = math.nan, -math.inf
+    x[6, n // 2 :] = math.nan
+    out, again = torch.empty(7, 3, dtype=dtype), torch.empty(7, 3, dtype=dtype)
     extremes(x, out)
     extremes.interpret(x, again)
-    torch.testing.assert_close(out[::2], again[::2], equal_nan=True, rtol=0, atol=0)
+    torch.testing.assert_close(out, again, equal_nan=True, rtol=0, atol=0)
+
+
+@weft.kernel
+def of_columns(x, out):
+    for j in range(x.shape[1]):
+        low, high = math.inf, -math.inf
+        for i in range(x.shape[0]):
+            low = min(low, x[i, j])
+            high = max(high, x[i, j])
+        out[0, j] = low
+        out[1, j] = high
+
+
+@pytest.mark.parametrize("n", [1, 5, 300])
+def test_lanes_with_an_extremum_each(n: int) -> None:
+    x = torch.randn(n, 200)
+    x[::2, ::3], x[:, 7], x[:, 8] = math.nan, math.nan, -math.inf
+    out, again = torch.empty(2, 200), torch.empty(2, 200)
+    of_columns(x, out)
+    of_columns.interpret(x, again)
+    assert torch.equal(out, again)
+    assert not out.isnan().any()
+
+
+def test_a_turn_is_one_instruction() -> None:
+    """No zero is told from another, and what is a number not from what may be none."""
+    llvm = of_columns.inspect(torch.randn(9, 200), torch.empty(2, 200))["llvm"]
+    assert "nnan nsz" in llvm
+    exact = weft.kernel(strict_math=True)(of_columns.function)
+    assert "nnan" not in exact.inspect(torch.randn(9, 200), torch.empty(2, 200))["llvm"]
 
 
 @weft.kernel

@@ -7,6 +7,7 @@ branches.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ from weft.codegen.emit import INDEX_BITS, Emitter, llvm_type
 from weft.ir import float8
 from weft.ir.core import Op, Value
 from weft.ir.types import ScalarType, bf16, f8e5m2, f16, f32, f64, i1, i16, i32
+from weft.ir.views import For, constant_of
 
 Rule = Callable[[Emitter, Op, list[str]], Sequence[str]]
 
@@ -218,10 +220,23 @@ RULES["math.ctpop"] = intrinsic("ctpop")
 
 def _number(name: str) -> Rule:
     """``llvm.maximumnum`` and ``minimumnum``. With AVX-512 LLVM 22 gives NaN where it knows that
-    one operand is a number and the other is NaN: where it may know that, the first is chosen."""
+    one operand is a number and the other is NaN: where it may know that, the first is chosen.
+
+    A running extremum is a number, and the sign of its zero is free: NaN is no candidate, which is
+    asked beside the chain of turns, and each turn is one instruction, sums across lanes a tree."""
+    lowest = -math.inf if name == "maximumnum" else math.inf
 
     def emit(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         t = op.left.scalar
+        if op.left in e.running:
+            e.running.add(op.result)
+            ty, (carried, x) = e.type(t), operands
+            suffix = e.suffix(t)
+            no_nan = (ty, x), (ty, e.literal(lowest, t))
+            candidate = e.intrinsic(f"llvm.{name}.{suffix}", ty, *no_nan)
+            function = f"llvm.{name.replace('imum', '')}.{suffix}"
+            pairs = (ty, carried), (ty, candidate)
+            return [e.intrinsic(function, ty, *pairs, flags="nnan nsz ")]
         (found,) = intrinsic(name)(e, op, operands)
         for known, (value, other) in zip(op.operands, (operands, operands[::-1]), strict=True):
             if known.op is not None and known.op.name not in ("memref.load", "arith.constant"):
@@ -230,6 +245,26 @@ def _number(name: str) -> Rule:
         return [found]
 
     return emit
+
+
+def note_extrema(e: Emitter, loop: Op) -> None:
+    """Notes which values that ``loop`` carries are running extrema: they begin as a number, and
+    each turn's is the extremum of the last one's and others."""
+    if not e.fast:  # the order of turns decides which zero is kept
+        return
+    for carried, init, following, last in For(loop).rows:
+        name = "" if following.op is None else following.op.name
+        if name in ("arith.maxnumf", "arith.minnumf") and _is_number(e, init):
+            value = following
+            while value.op is not None and value.op.name == name:
+                value = value.op.left
+            if value is carried:
+                e.running |= {carried, last}
+
+
+def _is_number(e: Emitter, value: Value) -> bool:
+    known = constant_of(value)
+    return value in e.running or (known is not None and not math.isnan(known))
 
 
 @rule("arith.cmpi", "arith.cmpf")

@@ -236,6 +236,7 @@ class Emitter:
         self.views: dict[Value, View] = {}
         self.bits: dict[Value, int] = {}  # values known to be in [0, 2**bits)
         self.constants: dict[Value, bool | int | float] = {}
+        self.running: set[Value] = set()  # extrema of turns so far: see ``arith.note_extrema``
         self.overwritten: dict[Op, bool] = {}  # loads: see ``overwritten.py``
         self.owned: list[str] = []  # places of pointers to memory that is freed at the end
         self.groups: list[str] = []  # access groups of the enclosing parallel loops

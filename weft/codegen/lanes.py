@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from weft.codegen.arith import RULES, note_range
+from weft.codegen.arith import RULES, note_extrema, note_range
 from weft.codegen.emit import INDEX_BITS, Emitter
 from weft.codegen.lane_memory import LaneMemory
 from weft.codegen.lane_values import Instance, LaneBounds, LaneValues, Masks, pick
@@ -207,6 +207,7 @@ class VectorEmitter:
 
     def loop(self, op: Op) -> None:
         (lower, upper, _), carried, v = For(op).bounds, For(op).carried, self.v
+        note_extrema(self.e, op)
         inits = zip(carried, For(op).inits, strict=True)
         state = [v.like(arg, init, at) for arg, init in inits for at in v.copies(arg)]
         ragged_low, ragged_high = map(self.bounds.ragged, (lower, upper))

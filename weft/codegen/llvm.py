@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from weft.codegen.arith import RULES, combine, narrow, note_range, rule, widen
+from weft.codegen.arith import RULES, combine, narrow, note_extrema, note_range, rule, widen
 from weft.codegen.emit import INDEX_BITS, Emitter, View, llvm_type, memory_type
 from weft.codegen.philox import random_word
 from weft.codegen.pool import AVAILABLE, CUT
@@ -256,6 +256,7 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     body = op.body
     if For(op).lower in e.bits or "counts" in op.attrs:
         e.bits[body.args[0]] = INDEX_BITS
+    note_extrema(e, op)
     marked = any("streaming" in inner.attrs for inner in body.ops)
     said: list[str] = []
     # What is left of a loop by vectors does not stream: it is short.
@@ -272,6 +273,10 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         if vectors := op.attrs.get("vectors"):
             said.append(e.module.node(f'!{{!"llvm.loop.interleave.count", i32 {vectors}}}'))
     elif not e.target.copies_loops and _has_longer_loops(op):
+        said.append(e.module.node('!{!"llvm.loop.unroll.disable"}'))
+    if "tail" in op.attrs:  # of a row: see schedule/tails.py
+        said.append(e.module.node('!{!"llvm.loop.vectorize.predicate.enable", i1 true}'))
+        said.append(e.module.node('!{!"llvm.loop.interleave.count", i32 1}'))
         said.append(e.module.node('!{!"llvm.loop.unroll.disable"}'))
     if "short" in op.attrs:  # longer code would be for nobody
         said.append(e.module.node('!{!"llvm.loop.unroll.disable"}'))

@@ -37,7 +37,7 @@ def _accesses(block: Block, guarded: bool, found: dict[Op, bool]) -> list[tuple[
             if op.name not in _LOOPS:
                 listed += _accesses(region, guarded or op.name == "scf.if", found)
                 continue
-            inside = _accesses(region, False, found)
+            inside = _accesses(region, "tail" in op.attrs, found)  # which is under a mask
             _note([access for access, _ in inside], {a[0] for a, own in inside if own}, found)
             listed += [((o, m, s, g or guarded), False) for (o, m, s, g), _ in inside]
     return listed

@@ -46,6 +46,7 @@ _MARKS: dict[str, tuple[set[str], Callable[[Any], bool]]] = {
     "scalar": ({"scf.for"}, lambda value: value is True),
     "streaming": ({"memref.store"}, lambda value: value is True),
     "strips": ({"scf.for"}, lambda value: value > 0),
+    "tail": ({"scf.for"}, lambda value: value is True),
     "warp_aggregate": ({"memref.atomic_rmw"}, lambda value: value is True),
 }  # fmt: skip
 _PYTHON_TYPES = {"bool": bool, "int": int, "index": int, "float": float}

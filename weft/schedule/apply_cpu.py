@@ -30,6 +30,7 @@ from weft.schedule.register_tile import register_tile
 from weft.schedule.rows_ahead import rows_ahead
 from weft.schedule.stages import in_stages
 from weft.schedule.streaming import streaming
+from weft.schedule.tails import tails
 from weft.schedule.unroll_jam import unroll_jam
 
 
@@ -57,6 +58,9 @@ def apply_cpu(
     if (known := known_rows(function)) is not function:
         function = known
         listener("known rows", function)
+    if (cut := tails(function, machine)) is not function:
+        function = cut
+        listener("tails", function)
     return annotated(function, numbered(function), unvectorised(function))
 
 

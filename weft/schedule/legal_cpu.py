@@ -35,7 +35,7 @@ from weft.schedule.own import OwnStep
 MOST = 8  # vectors side by side, and iterations along the other index, of a register tile
 
 # Operations of mathematics that are instructions for vectors of any length; others are calls.
-_INSTRUCTIONS = {
+INSTRUCTIONS = {
     "math.absf", "math.absi", "math.ceil", "math.copysign", "math.ctpop", "math.detach",
     "math.floor", "math.fma", "math.isinf", "math.isnan", "math.philox", "math.roundeven",
     "math.rsqrt", "math.sqrt", "math.trunc",
@@ -171,5 +171,5 @@ def fits_lanes(op: Op, width: int, machine: CpuMachine) -> bool:
     if is_access(op):
         memref, subscripts, _ = memory(op)
         return bool(subscripts) and memref.memref.element is not i1
-    calls = op.name.startswith("math.") and op.name not in _INSTRUCTIONS
+    calls = op.name.startswith("math.") and op.name not in INSTRUCTIONS
     return is_plain(op) and (not calls or width in machine.lanes(op.result.scalar))

@@ -223,7 +223,7 @@ def test_choices_of_checks_are_no_choices_of_elements():
     def rows(x, m):
         for i in x:
             t = [[0.0] * 2 for _ in range(3)]
-            row = t[(1 + i * m[i]) % 3]
+            _ = t[(1 + i * m[i]) % 3]
             x[i] = t[0][0]
 
     x = torch.ones(2)

@@ -351,9 +351,12 @@ def run(
     busy = [worker for worker in (Worker(device, n) for n in range(processes)) if ask(worker)]
     found.tell()
     try:
+        asked = time.monotonic()
         while busy:
-            wait([worker.here for worker in busy], timeout=1)
-            for worker in list(busy):
+            ready = wait([worker.here for worker in busy], timeout=1)
+            late = time.monotonic() - asked > 1  # then all of them are asked
+            asked = time.monotonic() if late else asked
+            for worker in [w for w in busy if late or w.here in ready]:
                 if (answer := worker.answer()) is None:
                     continue
                 busy.remove(worker)

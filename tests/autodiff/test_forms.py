@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 import weft
+from examples.bilateral import bilateral
 from examples.layer_norm import inputs, layer_norm
 from weft.autodiff.reverse import reverse
 from weft.ir.text import print_function
@@ -33,6 +35,48 @@ def test_a_form_is_the_same_after_another(lasting: bool) -> None:
         made = reverse(one.function, wanted, kept, lasting=lasting, **form)
         assert text == [print_function(step) for step in made.steps]
     assert found[0] != found[1] != found[2]
+
+
+@weft.kernel
+def faded(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        state = 0.0
+        for j in range(x.shape[1]):
+            state = 0.5 * state + x[i, j] * x[i, j]
+            out[i, j] = state / (1.0 + x[i, j])
+    return out
+
+
+def test_a_form_is_the_same_after_one_in_which_no_gradient_is_taken_out() -> None:
+    (function,) = lowered_loops(faded, torch.randn(3, 4))
+    one = Loop(function, Options())
+    kept = frozenset(one.written)
+    wanted = frozenset(one.memrefs) - kept
+    forms = [{}, {"stored": frozenset({"d.x"})}, {}]
+    found = [texts(one.derived(function).reversed(wanted, kept, **forms[0]))]
+    found += [texts(one.reversed(wanted, kept, **form)) for form in forms]
+    one._adjoints.clear()
+    found += [texts(one.reversed(wanted, kept, **form)) for form in forms]
+    assert found[0] == found[1] == found[3] == found[4] == found[6]
+    assert found[1] != found[2] == found[5]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "args"),
+    [
+        (layer_norm, inputs(5, 3)),  # sums, which nothing asks for
+        (bilateral, (torch.rand(4, 5, 3), torch.tensor(2.0), torch.tensor(0.5), 1)),  # quotients
+    ],
+)
+def test_results_that_save_nothing_change_nothing(kernel: Any, args: tuple[Any, ...]) -> None:
+    (function,) = lowered_loops(kernel, *args)
+    one = Loop(function, Options())
+    kept = frozenset(one.written)
+    wanted = frozenset(one.memrefs) - kept
+    usual, other = (reverse(one.function, wanted, kept, results=r) for r in ((), kept))
+    assert [*map(print_function, usual.steps)] == [*map(print_function, other.steps)]
+    assert [b.name for b in usual.taped] == [b.name for b in other.taped]
 
 
 @weft.kernel

@@ -103,17 +103,32 @@ class Gathered:
     private: dict[str, Additions] = field(default_factory=dict)
 
 
-def gather(
-    function: Function, names: Sequence[str], parallel: Op, undone: Sequence[Op], form: Form,
-    whole: Mapping[str, Whole],
-) -> Gathered:  # fmt: skip
-    """Takes the accumulations into the arguments ``names`` out of ``function`` where that makes
-    them deterministic. ``parallel`` is the primal's loop, ``undone`` those that its sequential
-    loops undo. ``whole``: what the primal says of gradients by name."""
+@frozen
+class Prepared:
+    """An adjoint that accumulates after its loops, and ``every`` access of it: what all forms have
+    in common. ``names``: the arguments that it accumulates into."""
+
+    function: Function
+    names: Sequence[str]
+    every: Sequence[Access]
+
+
+def prepared(function: Function, names: Sequence[str]) -> Prepared:
+    """``function``, which accumulates into ``names``, for ``gather``."""
     function = clean(accumulate_after_loop(function, names))
     every = accesses(function)
     if _data_last(function, _by_data(every, names)):
         every = accesses(function)
+    return Prepared(function, names, every)
+
+
+def gather(
+    given: Prepared, parallel: Op, undone: Sequence[Op], form: Form, whole: Mapping[str, Whole]
+) -> Gathered:
+    """Takes the accumulations out of the function that is ``given`` where that makes them
+    deterministic. ``parallel`` is the primal's loop, ``undone`` those that its sequential loops
+    undo. ``whole``: what the primal says of gradients by name."""
+    function, names, every = given.function, given.names, given.every
     slicer = Slicer(function, form.wide)
     groups = {name: [a for a in every if a.memref.name == name] for name in names}
     plans = [_plan(name, group, slicer, form) for name, group in groups.items() if group]
@@ -138,7 +153,8 @@ def gather(
              for p in plans if p.form == "listed" for k, a in enumerate(p.group)]  # fmt: skip
     made.defined = {*(p.name for p in gathered), *copied, *(made.dense.keys() & form.stored)}
     if not any((gathered, reduced, lists, stores, copied)):
-        made.steps = [_plain(function)] if has_effects(function) else []
+        # Another form finds it as it is.
+        made.steps = [_plain(Rewriter().function(function))] if has_effects(function) else []
         return made
     loops: list[Function] = []
     made.sums = {p.name: long for p in gathered if (long := terms(p.found)) is not None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Collection
 from typing import Any
 
@@ -12,20 +13,20 @@ from weft.autodiff.adjoints import Adjoints
 from weft.autodiff.checkpoints import Loops
 from weft.autodiff.clean import sizes_of_gradients
 from weft.autodiff.dense import Whole, whole
-from weft.autodiff.gather import Form, gather
+from weft.autodiff.gather import Form, Prepared, gather, prepared
 from weft.autodiff.lengths import lengths
 from weft.autodiff.names import before_name, work_name
 from weft.autodiff.narrow import narrow
 from weft.autodiff.primal import Primal, array_of
 from weft.autodiff.recompute import Recomputation
-from weft.autodiff.stored_results import stored_results
+from weft.autodiff.stored_results import may_save, stored_results
 from weft.autodiff.sweep import Sweep
 from weft.autodiff.tape import Tapes
 from weft.autodiff.totals import Totals
 from weft.autodiff.write_out import write_out
 from weft.errors import GradientError
 from weft.index.expression import Dim, Poly, atom
-from weft.ir.core import Function, Op, Value, walk
+from weft.ir.core import Function, Op, Value
 from weft.ir.types import ScalarType, compute_type
 from weft.ir.views import Parallel
 from weft.settings import deeply
@@ -75,12 +76,13 @@ def undone(
     primal = Primal(function, wanted, kept)
     primal.check()
     stored = primal.once & {function.args[k] for k in results}
-    if stored and any(op.name == "scf.for" for op in walk(primal.parallel.body)):
+    if stored and may_save(function, stored):
         found = Reversal(primal, lasting, checkpoints, chunk, stored)
-        main = stored_results(found.main, {primal.name(m) for m in stored})
-        if main is not None and not {b.name for b in found.buffers} & {a.name for a in main.args}:
-            found.main = found.without_sizes(main)
-            return found
+        main, usual = stored_results(found.main, {primal.name(m) for m in stored})
+        if main is None or {b.name for b in found.buffers} & {a.name for a in main.args}:
+            main = usual
+        found.main = found.without_sizes(main)
+        return found
     return Reversal(primal, lasting, checkpoints, chunk)
 
 
@@ -121,13 +123,12 @@ class Reversal:
     def taken_apart(self, form: Form) -> Adjoint:
         """``main`` as steps, in which each gradient is accumulated as ``form`` says. It stays as it
         is, for another form."""
-        primal, main = self.primal, self.main
-        names = [v.name for m, v in self.adjoints.shadow.items()
-                 if m in primal.asked and m not in primal.written]  # fmt: skip
-        gathered = gather(main, names, primal.parallel, self.loops.undone, form, self._whole())
+        primal = self.primal
+        prepared, whole = self._prepared
+        gathered = gather(prepared, primal.parallel, self.loops.undone, form, whole)
         made = gathered.steps
         if self.tapes.arrays_in_chunks:
-            made = [accumulate_in_arrays(step, names) for step in made]
+            made = [accumulate_in_arrays(step, prepared.names) for step in made]
         steps = [*self.totals.first, *map(write_out, made)]
         used = {a.name for step in steps for a in step.args}
         buffers = [*map(copy.copy, self.buffers)]
@@ -152,6 +153,13 @@ class Reversal:
             frozenset(gathered.defined), gathered.dense, gathered.private,
             {work_name(name): before_name(name) for name in primal.names}, narrowed,
         )  # fmt: skip
+
+    @functools.cached_property
+    def _prepared(self) -> tuple[Prepared, dict[str, Whole]]:
+        primal = self.primal
+        names = [v.name for m, v in self.adjoints.shadow.items()
+                 if m in primal.asked and m not in primal.written]  # fmt: skip
+        return prepared(self.main, names), self._whole()
 
     def _elements(self) -> dict[str, ScalarType]:
         """The types of the elements that gradients of f16 and bf16 are of."""

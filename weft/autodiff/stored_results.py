@@ -29,10 +29,13 @@ from weft.values import frozen
 _LONGEST = 16  # factors of a product that is looked at
 
 
-def stored_results(function: Function, results: Collection[str]) -> Function | None:
+def stored_results(
+    function: Function, results: Collection[str]
+) -> tuple[Function | None, Function]:
     """``function``, an adjoint that stores again what the arguments ``results`` hold, with loads of
     these in place of products that have what was stored as a factor, and without the stores. None
-    where no loop is saved by that, or no array that would be read.
+    where no loop is saved by that, or no array that would be read. Then the usual adjoint, which
+    stores nothing again.
 
     Precondition: each element of ``results`` is stored once, and has the contents from after the
     loop. Rounds otherwise than the usual adjoint does: not used with ``strict_math``.
@@ -43,10 +46,36 @@ def stored_results(function: Function, results: Collection[str]) -> Function | N
         function = _DividedSums(divided).function(function)
     found = dict(_uses(function, [a for a in function.args if a.name in results]))
     if not found:
-        return None
+        return None, usual
     made = _without(_Loads(found).function(function), results)
     fewer = _count_loops(made) < _count_loops(usual)
-    return made if fewer and _reads(made) - {*results} < _reads(usual) else None
+    return made if fewer and _reads(made) - {*results} < _reads(usual) else None, usual
+
+
+def may_save(function: Function, results: Collection[Value]) -> bool:
+    """Whether ``stored_results`` of an adjoint of ``function`` may find what it looks for, as far
+    as that is seen before there is an adjoint: some of what is stored in ``results`` is a factor
+    there. A sum that is only stored is none: its derivative does not ask for it."""
+    ops = [*walk(function.body)]
+    if not any(op.name == "scf.for" for op in ops):
+        return False
+    uses = Counter(v for op in ops for v in op.operands)
+    like = Counter(map(_form, ops))
+    stored = (memory(op) for op in ops if op.name == "memref.store")
+    return any(
+        value.op is None or uses[value] > 1 or like[_form(value.op)] > 1
+        or value.op.name not in _SUMS
+        for memref, _, (value,) in stored if memref in results
+    )  # fmt: skip
+
+
+_SUMS = ("arith.addf", "arith.subf", "math.fma", "scf.for")
+
+
+def _form(op: Op) -> tuple[str, ...]:
+    """What operations that compute the same have in common, at a glance."""
+    of = (made.name if (made := v.op) is not None else "" for v in op.operands)
+    return op.name, *of
 
 
 def _count_loops(function: Function) -> int:

@@ -173,6 +173,36 @@ def test_accumulations_in_lists_of_the_host_part(n: int) -> None:
         same(in_host_lists, x.clone(), rounds)
 
 
+@weft.kernel
+def in_one_statement(x):
+    low, high, count, total = 1e9, -1e9, 0, 0.0
+    for i in range(x.shape[0]):
+        v = x[i] * x[i]
+        low, high = min(low, v), max(high, v)
+        if x[i] > 0:
+            count, total = count + 1, total + v
+    return low, high, count, total
+
+
+@pytest.mark.parametrize("n", [1, 3, 127])
+def test_accumulations_in_one_statement(n: int) -> None:
+    same(in_one_statement, torch.randn(n, generator=torch.Generator().manual_seed(n)))
+
+
+def test_what_reads_anothers_new_value_is_not_taken_apart() -> None:
+    @weft.kernel
+    def fibonacci(x):
+        for i in range(x.shape[0]):
+            a, b, n = 0, 1, 0
+            for _ in range(i):
+                a, b, n = b, a + b, n + 1
+            x[i] = 100 * n + a
+
+    x = torch.zeros(7)
+    fibonacci(x)
+    assert x.tolist() == [0, 101, 201, 302, 403, 505, 608]
+
+
 def test_a_variable_that_is_a_number_by_then_is_no_flag() -> None:
     with pytest.raises(weft.KernelNameError, match="`found` is read after the device loop"):
         no_flag_any_more(torch.ones(3))

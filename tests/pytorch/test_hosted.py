@@ -324,6 +324,43 @@ def test_a_kernel_that_writes_to_its_arguments_has_a_gradient(backend):
         torch.testing.assert_close(*found)
 
 
+@weft.kernel
+def normalise(x):
+    total = 0.0
+    for i in range(x.shape[0]):
+        total += x[i] * x[i]
+    for i in range(x.shape[0]):
+        x[i] = x[i] / total
+    return total
+
+
+@weft.kernel
+def used_again(x):
+    y = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        y[i] = x[i] * x[i]
+    z = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        z[i] = y[i] * y[i]
+    for i in range(x.shape[0]):
+        y[i] = 2 * z[i] + x[i]
+    return y.sum()
+
+
+@pytest.mark.parametrize("kernel", [normalise, used_again])
+def test_a_gradient_of_what_a_later_loop_overwrites(kernel):
+    torch._dynamo.reset()
+    x = torch.randn(5, dtype=torch.float64, requires_grad=True)
+
+    def gradient(call):
+        y = x * 1
+        total = call(y)
+        return torch.autograd.grad((y * total).square().sum(), x)
+
+    compiled = torch.compile(lambda y: kernel(y), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(gradient(compiled), gradient(kernel))
+
+
 def test_a_leaf_that_is_written_is_an_error_as_in_eager_mode():
     call = torch.compile(add_squares, fullgraph=True, backend="aot_eager")
     with pytest.raises(RuntimeError, match="a leaf Variable that requires grad is being used in"):

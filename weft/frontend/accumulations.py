@@ -8,6 +8,9 @@ there.
 ``total.m += v`` of a struct ``total``, and ``total.inner.m += v``, accumulate into a variable that
 is that member before the loop and stored there after it.
 
+Accumulations in one statement, ``low, high = min(low, v), max(high, v)``, are statements of their
+own where none reads another's variable.
+
 A flag that loops only ever set, ``found = False`` before and ``if ...: found = True`` in it, is
 ``found = found or True``.
 """
@@ -40,8 +43,30 @@ def atomics(source: FunctionSource, scope: Scope) -> ast.FunctionDef:
     """The function with the atomics on its variables as assignments, and without its asserts where
     ``source`` says so."""
     new = copy.copy(source.tree if source.asserts else left_out(source))
-    new.body = _block(new.body, scope)
+    plain = not any(isinstance(n, _LATER) for n in subtree(new) if n is not new)
+    new.body = _block(new.body, scope, plain)
     return new
+
+
+# What reads names when it is called, or in the middle of a statement.
+_LATER = (ast.FunctionDef, ast.Lambda, ast.GeneratorExp, ast.NamedExpr)
+
+
+def _apart(node: ast.stmt) -> list[ast.stmt] | None:
+    """The assignments of one statement, where each is of a name that no other of them reads, and
+    one reads its own; None for others."""
+    match node:
+        case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
+            names = [t.id for t in targets if isinstance(t, ast.Name)]
+        case _:
+            return None
+    read = [{n.id for n in subtree(v) if isinstance(n, ast.Name)} & {*names} for v in values]
+    if len({*names}) != len(targets) or len(values) != len(targets) or not any(read):
+        return None
+    if not all(own <= {name} for own, name in zip(read, names, strict=True)):
+        return None
+    pairs = zip(targets, values, strict=True)
+    return [placed(ast.Assign([target], value), node) for target, value in pairs]
 
 
 def accumulating(source: FunctionSource, scope: Scope) -> ast.FunctionDef:
@@ -207,15 +232,18 @@ def _setting(loop: ast.For, known: set[str]) -> ast.For:
     return loop
 
 
-def _block(body: list[ast.stmt], scope: Scope) -> list[ast.stmt]:
+def _block(
+    body: list[ast.stmt], scope: Scope, plain: bool, in_loop: bool = False
+) -> list[ast.stmt]:
     found: list[ast.stmt] = []
     for node in body:
-        made = _assignments(node, scope)
+        made = _assignments(node, scope) or (_apart(node) if plain and in_loop else None)
         if made is None and statement_lists(node):
             node = copy.copy(node)
+            inside = in_loop or isinstance(node, ast.For)
             for name in ("body", "orelse"):
                 if isinstance(getattr(node, name, None), list):
-                    setattr(node, name, _block(getattr(node, name), scope))
+                    setattr(node, name, _block(getattr(node, name), scope, plain, inside))
         found += [node] if made is None else made
     return found
 

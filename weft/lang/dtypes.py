@@ -393,8 +393,9 @@ class DType(_OfTorch):
                 return scalar(self._converted(wide))
         if isinstance(value, SYMBOLS):
             kind = torch.float64 if isinstance(value, torch.SymFloat) else torch.int64
+            number: Any = value
             with quietly():
-                return scalar(self._converted(torch.full((), value, dtype=kind, device="cpu")))
+                return scalar(self._converted(torch.full((), number, dtype=kind, device="cpu")))
         if isinstance(value, torch.Tensor):
             if value.dim() != 0:
                 raise KernelTypeError(

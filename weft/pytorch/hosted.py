@@ -229,6 +229,13 @@ class TracedLoop:
             else "-" if a.fresh or k not in others else "w"
             for k, a in enumerate(region.args)
         )  # fmt: skip
+        # Those that it only reads, and that loops or the host part overwrite later.
+        names = [a.name for a in region.args]
+        later = region.order.later(region.node, names)
+        self.overwritten = "".join(
+            "y" if n in (later.by_loops | later.by_host) and k not in region.stored else "n"
+            for k, n in enumerate(names)
+        )
         # Where a gradient is asked for, and where none is: the operators, and what they return.
         self.recorded = LoopOperators(LoopKernel(operators, region, made, others))
         self.plain = self.recorded
@@ -287,6 +294,8 @@ class TracedLoop:
                 values.append(
                     copied(value, beside) if role == "w" and not inside else value.clone()
                 )
+            elif wanted and self.overwritten[k] == "y" and isinstance(value, torch.Tensor):
+                values.append(value.clone() if inside else copied(value, []))
             elif role != "c":
                 values.append(value)
         found = operators.traced(tuple(values), {})

@@ -55,11 +55,6 @@ ROWWISE = Ability(
     "gradients through RowwiseParallel", "2.11",
     "they are wrong, those of PyTorch's own operations, too: no tensor parallel training",
 )  # fmt: skip
-COMPILED_HALOS = Ability(
-    "compiled DTensors whose ranks exchange rows", "2.11",
-    "stencils of DTensors are called outside of torch.compile",
-)  # fmt: skip
 ABILITIES = (
     PACKAGES, METHODS, STRICT_EXPORT, COMPILED_JACFWD, WRITTEN_VIEWS, NUMBERS, ROWWISE,
-    COMPILED_HALOS,
 )  # fmt: skip

@@ -12,6 +12,7 @@ import weft
 from tests import processes
 from tests.pytorch.test_fusion import calls, compiled, kernels, scaled, softmax
 from tests.pytorch.test_hosted import several
+from weft.pytorch.releases import NUMBERS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own
 assert compiled  # a fixture
@@ -223,6 +224,8 @@ def test_numbers_that_change_compile_as_often_as_with_pytorchs_own_operators(nam
             )
         return counter.frame_count
 
+    if (name, kind) == ("grad", float) and NUMBERS.missing:
+        pytest.skip(NUMBERS.costs)
     f, expected = CHANGING[name]
     if kind is int and name in ("kernel", "host part", "expression"):
         f = functools.partial(_as_float, f)

@@ -474,7 +474,7 @@ class Model(torch.nn.Module):
         return exported(x * 2, w, 3, 0.5) + 1
 
 
-PACKAGE = """import sys, torch
+PACKAGE = """import sys, torch, torch._inductor.codecache  # which torch 2.10 forgets
 torch.ops.load_library(f"{FOLDER}/libexported.so")
 model = torch._inductor.aoti_load_package(f"{FOLDER}/model.pt2")
 x, w = torch.randn(100, 6), torch.randn(6)

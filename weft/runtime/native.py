@@ -282,7 +282,7 @@ def _definitions(cache: DiskCache | None) -> Sequence[int]:
     if not _kept:
         with _lock:
             if not _kept:
-                code = cpu.load_shared("launches", _text, cache, effort=0)
+                code = cpu.load_shared("launches", _text, cache)
                 names, flags = (b"launch", b"forward", b"backward"), _FASTCALL | _KEYWORDS
                 made = [_Definition(name, code.addresses[symbol], flags, None)
                         for name, symbol in zip(names, record.SYMBOLS, strict=True)]  # fmt: skip

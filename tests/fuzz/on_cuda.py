@@ -190,7 +190,9 @@ def _is_followed(tensor: torch.Tensor) -> bool:
 
 
 def _same_memory(value: torch.Tensor, moved: torch.Tensor) -> bool:
-    """Whether what the levels of transforms hold of both is equal."""
+    """Whether what the levels of transforms hold of both is equal; False where it is traced."""
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return False
     while torch._C._functorch.is_functorch_wrapped_tensor(value):
         value, moved = map(torch._C._functorch.get_unwrapped, (value, moved))
     return torch.equal(value.detach().cpu(), moved.detach().cpu())

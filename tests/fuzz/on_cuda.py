@@ -50,9 +50,7 @@ class Form(NamedTuple):
     compile on an emulated grid, or compile for a GPU themselves."""
 
     check: Callable[[Random], Any]
-    part: float = (
-        1.0  # of the number that ``make fuzz`` is given, it draws this (no queues, staged)
-    )
+    part: float = 1.0
     cpu_only: bool = False
 
 

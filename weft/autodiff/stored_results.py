@@ -27,6 +27,7 @@ from weft.passes.same_range_loops import ValueNumbers, same_range_loops, walk_bl
 from weft.values import frozen
 
 _LONGEST = 16  # factors of a product that is looked at
+_SUMS = ("arith.addf", "arith.subf", "math.fma", "scf.for")
 
 
 def stored_results(
@@ -67,9 +68,6 @@ def may_save(function: Function, results: Collection[Value]) -> bool:
         or value.op.name not in _SUMS
         for memref, _, (value,) in stored if memref in results
     )  # fmt: skip
-
-
-_SUMS = ("arith.addf", "arith.subf", "math.fma", "scf.for")
 
 
 def _form(op: Op) -> tuple[str, ...]:

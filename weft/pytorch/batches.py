@@ -150,7 +150,7 @@ def vectorizes() -> bool:
 def is_transformed() -> bool:
     """Whether there is a transform around: a constant to Dynamo, which calls torch's own function
     of that in torch 2.13 only."""
-    return torch._C._functorch.get_dynamic_layer_stack_depth() > 0  # pyright: ignore[reportAttributeAccessIssue]
+    return _functorch.get_dynamic_layer_stack_depth() > 0
 
 
 differentiates._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -47,14 +47,7 @@ from weft.pytorch.changing import CHANGING, as_constant, as_tensor, changes, of_
 from weft.pytorch.derivative_ops import transformed
 from weft.pytorch.fake import hidden_write, of_samples
 from weft.pytorch.forward_level import has_dual, is_open
-from weft.pytorch.identity import (
-    chains,
-    decided_by,
-    deciding,
-    fingerprint,
-    may_draw,
-    text_of,
-)
+from weft.pytorch.identity import chains, decided_by, deciding, fingerprint, may_draw, text_of
 from weft.pytorch.members import Like, MemberKernel, key_of, members_of, reads_of, schema_type
 from weft.pytorch.namespace import in_ascii, is_sharded, namespace_of
 from weft.pytorch.operator import Operator, OperatorForm, needs_grad

@@ -7,11 +7,14 @@ time that ``import weft`` took. These classes share functions instead. ``datacla
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
 from operator import attrgetter
-from typing import Any, NoReturn, TypeVar, dataclass_transform
+from typing import Any, NoReturn, ParamSpec, TypeVar, dataclass_transform
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -71,3 +74,18 @@ def _shown(self: Any) -> str:
 
 def _refused(self: Any, name: str, *_: Any) -> NoReturn:
     raise FrozenInstanceError(f"cannot change `{name}` of {self!r}")
+
+
+def remembered(method: Callable[P, T]) -> Callable[P, T]:
+    """A method that an instance carries out once for the same arguments, hashable ones by place:
+    of values of which many ways lead to one, each is looked at once."""
+    name = f"{method.__name__} of"
+
+    @functools.wraps(method)
+    def asked(self: Any, *args: Any) -> Any:
+        known = vars(self).setdefault(name, {})
+        if args not in known:
+            known[args] = method(self, *args)  # type: ignore[call-arg]
+        return known[args]
+
+    return asked  # type: ignore[return-value]

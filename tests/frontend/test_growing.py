@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -155,8 +156,43 @@ def compared(x, out):
         out[i] = s + [u * v for u in a for v in (1, 2)].count(4)
 
 
+def made_and_grown(x, out):
+    for i in range(x.shape[0]):
+        a = [v for v in [0.25] if v > x[i, 0]] + [2.0]
+        b: list[float] = [v for v in a if v > 1.0]
+        c, d = a[:1], [x[i, 1]] * 2
+        for j in range(i + 1):
+            a.append(x[i, j])
+            b.insert(0, x[i, j])
+            c.extend([x[i, j], 1.0])
+            d.append(sum(v * 0.5 for v in d))
+        out[i] = sum(a) + 2 * sum(b) + 3 * sum(c) + 4 * sum(d)
+
+
+def annotated(x, out):
+    sizes: tuple[int, ...] = (1, 2)
+    for i in range(x.shape[0]):
+        a: list[float] = []
+        now: typing.List[float] = [0.0] * 3  # noqa: UP006
+        then: Sequence[float] = [1.0, x[i, 0], 2.0]
+        both: tuple[float, list[int]] = (x[i, 1], [i, 3])
+        for j in range(3):
+            a.append(twice_each([x[i, j]])[0])
+            now[j] = then[j - 1] + a[j]
+            now, then = then, now
+        out[i] = sum(now) + both[0] + both[1][0] + sizes[i % 2]
+
+
+def twice_each(a):
+    b: list = []
+    for v in a:
+        b.append(v * 2)
+    return b
+
+
 @pytest.mark.parametrize("function", [
     depth_first, chosen, by_a_function, queue, of_a_size, anew, changed, ordered, copied, compared,
+    made_and_grown, annotated,
 ])  # fmt: skip
 @pytest.mark.parametrize("debug", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_lists_are_what_they_are_in_python(function: Callable[..., None], debug: bool) -> None:

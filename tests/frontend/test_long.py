@@ -106,3 +106,42 @@ def test_deep_subscripts_are_followed_by_all_that_asks_of_a_loop(use):
 def test_gradients_of_deep_subscripts():
     x = torch.rand(11, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(hashed, [x])
+
+
+# Each statement reads twice what the one before gave: 2 ** 40 ways lead from the last to the first.
+SHARED = {
+    "sums in branches": ["if x[i, j] > 0.1:", "    s += x[i, j]", "else:", "    s += y[i, j]"],
+    "sums that others name": ["v = v + v * 0.25", "s = v * 1e-9 + s"],
+    "choices": ["v = (v + 1 if v > 0 else v - 1) if j > 2 else (v + 2 if n > 1 else v)"],
+    "extrema": ["v = min(max(v, -1.0), v + 1.0)"],
+    "two carried": ["s = s * 0.5 + t * 0.5", "t = t + s * 0.1"],
+    "subscripts": ["k = (k * k + k) % 7"],
+    "bounds": ["q = min(q, q + 1)"],
+    "squares": ["t = t * t * 0.5 + t * 0.25"],
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_what_40_statements_share_is_looked_at_once(imported: Imported, name: str) -> None:
+    lines = "".join(f"            {line}\n" for _ in range(40) for line in SHARED[name])
+    f = imported(f"""\
+def f(x, y, n: int, out):
+    for i in range(x.shape[0]):
+        s, t, k, q = 0.0, 0.5, i, n
+        for j in range(x.shape[1]):
+            v = x[i, j]
+{lines}\
+            s += v + x[k % 7, j]
+        for j in range(q):
+            s += y[i, j]
+        out[i] = s + t
+""")
+    x, y = (torch.rand(7, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    found, expected = (torch.zeros(7, dtype=torch.float64) for _ in range(2))
+    f(x, y, 3, found)
+    f.__wrapped__(x.detach(), y.detach(), 3, expected)
+    torch.testing.assert_close(found.detach(), expected)
+    found.sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    f.schedules(x.detach().float(), y.detach().float(), 3, expected.float(), device="cuda")

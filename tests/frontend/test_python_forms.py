@@ -348,3 +348,49 @@ def test_a_list_that_is_only_read_has_parts_of_run_time_bounds() -> None:
     parts_of_what_is_not_assigned(x, found[0])
     weft.kernel(parts_of_what_is_not_assigned)(x, found[1])
     torch.testing.assert_close(found[1], found[0])
+
+
+NEVER = False
+
+
+def left_on_each_way_that_there_is(x, out):
+    for i in range(out.shape[0]):
+        s = 0.0
+        if x[i] > 0:
+            if x[i] > 0.5:
+                continue
+            elif NEVER:  # noqa: RET507
+                v = 3
+            else:
+                continue
+            s += v
+        for k in range(3):
+            if x[i] < -0.1:
+                if x[i] < -0.5:
+                    break
+                elif NEVER:  # noqa: RET508
+                    w = 3
+                else:
+                    break
+                s += w
+            s += k
+        out[i] = s + by_the_way(x[i])
+
+
+def by_the_way(x):
+    if x < 0:
+        if x < -0.2:
+            return 1.0
+        elif NEVER:  # noqa: RET505
+            u = 2.0
+        else:
+            return 3.0
+        return u
+    return 4.0
+
+
+def test_what_no_way_reaches_is_not_read() -> None:
+    x, found = torch.randn(31) * 0.5, torch.zeros(2, 31)
+    left_on_each_way_that_there_is(x, found[0])
+    weft.kernel(left_on_each_way_that_there_is)(x, found[1])
+    assert found[0].tolist() == found[1].tolist()

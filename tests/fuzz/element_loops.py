@@ -113,7 +113,8 @@ def check(random: Random, device: str = "cpu") -> None:
             x, y = ((torch.randn(size) * 2).to(dtype) for size in (n + 1, n))
             shared, w = random.random() < 0.2, random.choice([2, 0.5, 0, torch.tensor(0.5)])
             found = _outcome(kernel, x, y, n, w, shared)
-            expected = _outcome(python, x.to(device), y.to(device), n, w, shared)
+            there = w.to(device) if isinstance(w, torch.Tensor) else w
+            expected = _outcome(python, x.to(device), y.to(device), n, there, shared)
             try:
                 _same(found, expected)
             except AssertionError as error:

@@ -29,7 +29,7 @@ from weft.index.expression import Dim, Poly, atom
 from weft.ir.core import Function, Op, Value
 from weft.ir.types import ScalarType, compute_type
 from weft.ir.views import Parallel
-from weft.settings import deeply
+from weft.settings import deep, deeply
 
 # What may follow the parallel loop: totals are converted and written.
 _TAIL = ("memref.store", "memref.atomic_rmw", "arith.truncf", "arith.extf")
@@ -123,6 +123,10 @@ class Reversal:
     def taken_apart(self, form: Form) -> Adjoint:
         """``main`` as steps, in which each gradient is accumulated as ``form`` says. It stays as it
         is, for another form."""
+        with deep(self.primal.function.span):
+            return self._taken_apart(form)
+
+    def _taken_apart(self, form: Form) -> Adjoint:
         primal = self.primal
         prepared, whole = self._prepared
         gathered = gather(prepared, primal.parallel, self.loops.undone, form, whole)

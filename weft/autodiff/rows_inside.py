@@ -8,6 +8,7 @@ each other, and what each does stays in its order.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
@@ -192,11 +193,12 @@ class _Inside:
         ``rows`` carries of them, this row's value first."""
         mine, here = Parallel(self.parallel).indices[self.row], {*ops}
 
+        @functools.cache
         def alike(value: Value) -> bool:
-            op = value.op
-            return value in self.common or (
-                op in here and OPS[op.name].pure and not op.regions and all(map(alike, op.operands))
-            )
+            if (op := value.op) is None or value in self.common:
+                return value in self.common
+            pure = op in here and OPS[op.name].pure and not op.regions
+            return pure and all(map(alike, op.operands))
 
         found: dict[Op | Value, list[Value]] = {v: [] for v in carried}
         for op in ops:

@@ -10,7 +10,7 @@ from weft.errors import WeftError
 from weft.index.access import Access
 from weft.index.expression import Condition, Dim
 from weft.ir.builder import Builder, Rewriter
-from weft.ir.core import Block, Function, Op, Value, inputs, parents, walk
+from weft.ir.core import Block, Function, Op, Value, inputs, parents
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, ScalarType, i64, index
 from weft.ir.views import For, If, loop_of, memory
@@ -155,7 +155,7 @@ class Slicer:
             return memref not in self.written and memref.op is None
         if op.name == "scf.if":
             return all(
-                self._repeatable(o) or OPS[o.name].terminator for r in op.regions for o in walk(r)
+                self._repeatable(o) or OPS[o.name].terminator for r in op.regions for o in r.ops
             )
         return OPS[op.name].pure and not self._is_close(op)
 

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 
 from weft.frontend.arg_extremes import arg_extremes
 from weft.frontend.asserts import left_out
+from weft.frontend.containers import without_containers
 from weft.frontend.desugar import placed
 from weft.frontend.hints import rewritten
 from weft.frontend.names import Scope, bound_names, statement_lists
@@ -42,7 +43,8 @@ Place = tuple[str, ...]  # a struct's name, and those of a member in it
 def atomics(source: FunctionSource, scope: Scope) -> ast.FunctionDef:
     """The function with the atomics on its variables as assignments, and without its asserts where
     ``source`` says so."""
-    new = copy.copy(source.tree if source.asserts else left_out(source))
+    tree = source.tree if source.asserts else left_out(source)
+    new = copy.copy(without_containers(tree, scope))
     plain = not any(isinstance(n, _LATER) for n in subtree(new) if n is not new)
     new.body = _block(new.body, scope, plain)
     return new

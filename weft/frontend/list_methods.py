@@ -20,6 +20,7 @@ from weft.frontend.kinds import (
     dtype_of,
     of_lists,
 )
+from weft.frontend.names import bound_names
 from weft.frontend.signatures import bind
 from weft.lang import lists
 from weft.lang.growing import ROOM
@@ -98,7 +99,10 @@ def extend(cx: Lowering, x: Tensor | TupleList, items: Operand, span: Span) -> N
 
 
 def new(cx: Lowering, most: int, span: Span) -> Tensor | TupleList:
-    """An empty list that no name makes."""
+    """An empty list that no name makes. One that gets the name of a list that grows has room to."""
+    if isinstance(cx.statement, ast.Assign):
+        names = {name for target in cx.statement.targets for name in bound_names(target)}
+        most = max(most, ROOM) if names & cx.frame.grown else most
     return growing.of_items(cx, f"of {span.line}:{span.column}", [], span, room=most)
 
 

@@ -241,15 +241,19 @@ def require_some(cx: Lowering, size: Index, what: str, span: Span) -> None:
 
 def same_value(a: Value, b: Value) -> bool:
     """Whether two values are computed alike."""
-    if a is b:
-        return True
-    x, y = a.op, b.op
-    if x is None or y is None or x.name != y.name or x.attrs != y.attrs or x.regions:
-        return False
-    pure = x.name == "memref.dim" or x.name.startswith("arith.")
-    return (
-        pure and len(x.operands) == len(y.operands) and all(map(same_value, x.operands, y.operands))
-    )
+    asked, open_ = set[tuple[Value, Value]](), [(a, b)]
+    while open_:
+        a, b = pair = open_.pop()
+        if a is b or pair in asked:
+            continue
+        asked.add(pair)
+        x, y = a.op, b.op
+        if x is None or y is None or x.name != y.name or x.attrs != y.attrs or x.regions:
+            return False
+        if x.name != "memref.dim" and not x.name.startswith("arith."):
+            return False
+        open_ += zip(x.operands, y.operands, strict=True)
+    return True
 
 
 def _one(size: Index) -> bool:

@@ -404,7 +404,8 @@ def _merge(
         sides = [end.get(name) for end in ends]
         if all(s is None for s in sides):
             continue
-        if sides[0] is sides[1]:
+        known = name.startswith(".") and isinstance(sides[0], Static)  # a jump on both sides
+        if sides[0] is sides[1] or (known and same_operand(*sides)):
             cx.frame.env[name] = sides[0]  # type: ignore[assignment]
             continue
         missing = [s is None or isinstance(s, Unbound) for s in sides]

@@ -71,29 +71,40 @@ def _are_of_one(along: Sequence[set[tuple[Value, int]]]) -> bool:
 
 def _dimensions(value: Value) -> set[tuple[Value, int]]:
     """The dimensions that ``value`` is at most, but for constants that are added."""
-    op = value.op
-    match op.name if op is not None else "":
-        case "memref.dim":
-            assert op is not None
-            return {(op.operand, op.attrs["axis"])}
-        case "arith.minsi":
-            assert op is not None
-            return _dimensions(op.left) | _dimensions(op.right)
-        case "arith.addi" | "arith.subi":
-            assert op is not None
-            moving = op.left if isinstance(distance := constant_of(op.right), int) else None
-            return _dimensions(moving) if moving and abs(distance or 0) <= FEW else set()
-        case _:
-            return set()
+    found, asked, open_ = set[tuple[Value, int]](), set[Value](), [value]
+    while open_:
+        value = open_.pop()
+        op = value.op
+        if op is None or value in asked:
+            continue
+        asked.add(value)
+        match op.name:
+            case "memref.dim":
+                found.add((op.operand, op.attrs["axis"]))
+            case "arith.minsi":
+                open_ += op.operands
+            case "arith.addi" | "arith.subi":
+                distance = constant_of(op.right)
+                if isinstance(distance, int) and abs(distance) <= FEW:
+                    open_.append(op.left)
+            case _:
+                pass
+    return found
 
 
 def _is_positive(lower: Value) -> bool:
     """Whether a loop may be known to start at 0 or later. Where it starts at another loop's index,
     that one is taken to be one of a tensor."""
-    number, most = constant_of(lower), made_by(lower, "arith.maxsi")
-    if most is not None:
-        return any(map(_is_positive, most.operands))
-    return number >= 0 if number is not None else lower.op is None
+    asked, open_ = set[Value](), [lower]
+    while open_:
+        lower = open_.pop()
+        number, most = constant_of(lower), made_by(lower, "arith.maxsi")
+        if most is not None and lower not in asked:
+            open_ += most.operands
+        elif number >= 0 if number is not None else lower.op is None:
+            return True
+        asked.add(lower)
+    return False
 
 
 def has_few(op: Op) -> bool:

@@ -16,7 +16,7 @@ from weft.passes.same_range_loops import (
     same_range_loops,
     walk_blocks,
 )
-from weft.values import frozen
+from weft.values import frozen, remembered
 
 
 def factor(function: Function) -> Function:
@@ -54,6 +54,7 @@ class _Uses:
             for region in op.regions:
                 self.survey(region, op)
 
+    @remembered
     def only_in(self, value: Value, bounds: tuple[Value, ...]) -> bool:
         """Whether nobody asks for ``value`` where loops with these ``bounds`` have no turns."""
 
@@ -190,14 +191,19 @@ def _known(
 
 def _equal(a: Value, b: Value) -> bool:
     """Whether two values are the same quotient or product, perhaps made twice."""
-    if a is b:
-        return True
-    one, other = a.op, b.op
-    if one is None or other is None or one.name != other.name:
-        return False
-    if one.name not in ("arith.mulf", "arith.divf"):
-        return False
-    return all(map(_equal, one.operands, other.operands))
+    asked, open_ = set[tuple[Value, Value]](), [(a, b)]
+    while open_:
+        a, b = pair = open_.pop()
+        if a is b or pair in asked:
+            continue
+        asked.add(pair)
+        one, other = a.op, b.op
+        if one is None or other is None or one.name != other.name:
+            return False
+        if one.name not in ("arith.mulf", "arith.divf"):
+            return False
+        open_ += zip(one.operands, other.operands, strict=True)
+    return True
 
 
 def _sign(value: Value) -> tuple[Value, bool]:

@@ -8,7 +8,7 @@ from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.types import f32, f64
 from weft.ir.views import For, If, Select, is_constant
-from weft.values import frozen
+from weft.values import frozen, remembered
 
 MOST = 8  # sums that a loop carries in place of those that it had
 
@@ -158,26 +158,36 @@ def _linear(value: Value, inside: set[Value]) -> tuple[Value | None, int]:
 
 def _core(value: Value, inside: set[Value]) -> tuple[Value | None, int]:
     """The same with all operations. Zero is linear in anything (None)."""
-    if is_constant(value, 0):
-        return None, 0
-    op = value.op if value in inside else None
-    if op is None:
-        return (value, 0) if value in inside else (None, 0)
-    if op.name == "arith.negf":
-        return _core(op.operand, inside)
-    if op.name == "arith.mulf" and (op.left in inside) != (op.right in inside):
-        core, count = _core(op.left if op.left in inside else op.right, inside)
-        return core, count + 1
-    if op.name == "arith.divf" and op.right not in inside:
-        core, count = _core(op.left, inside)
-        return core, count + 1
-    if op.name == "arith.select" and Select(op).condition not in inside:
-        arms = Select(op).yes, Select(op).no
-        if all(arm in inside or is_constant(arm, 0) for arm in arms):
-            (one, n), (other, m) = (_core(arm, inside) for arm in arms)
-            if one is None or other is None or one is other:
-                return (one if other is None else other), n + m + 1
-    return value, 0
+    return _Cores(inside).of(value)
+
+
+class _Cores:
+    def __init__(self, inside: set[Value]) -> None:
+        self.inside = inside
+
+    @remembered
+    def of(self, value: Value) -> tuple[Value | None, int]:
+        inside = self.inside
+        if is_constant(value, 0):
+            return None, 0
+        op = value.op if value in inside else None
+        if op is None:
+            return (value, 0) if value in inside else (None, 0)
+        if op.name == "arith.negf":
+            return self.of(op.operand)
+        if op.name == "arith.mulf" and (op.left in inside) != (op.right in inside):
+            core, count = self.of(op.left if op.left in inside else op.right)
+            return core, count + 1
+        if op.name == "arith.divf" and op.right not in inside:
+            core, count = self.of(op.left)
+            return core, count + 1
+        if op.name == "arith.select" and Select(op).condition not in inside:
+            arms = Select(op).yes, Select(op).no
+            if all(arm in inside or is_constant(arm, 0) for arm in arms):
+                (one, n), (other, m) = map(self.of, arms)
+                if one is None or other is None or one is other:
+                    return (one if other is None else other), n + m + 1
+        return value, 0
 
 
 def _sums(terms: Sequence[_Term]) -> list[tuple[Value, Block]]:

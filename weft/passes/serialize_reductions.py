@@ -110,11 +110,11 @@ def _made_of(values: Sequence[Value], made: Collection[Value], used: set[Value])
     open_ = list(values)
     while open_:
         value = open_.pop()
-        used.add(value)
-        if value in made:
+        if value in made and value not in used:
             if value.op is None or value.op.regions or not OPS[value.op.name].pure:
                 return False
             open_ += value.op.operands
+        used.add(value)
     return True
 
 

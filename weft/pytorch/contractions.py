@@ -19,7 +19,7 @@ from weft.pytorch.fake import fake_launchers, loose_spec
 from weft.pytorch.unsized import Size, without_sizes
 from weft.runtime.inspection import visited
 from weft.runtime.launch import KernelLike, Launcher
-from weft.values import frozen
+from weft.values import frozen, remembered
 
 _CASTS = ("arith.extf", "arith.truncf")
 # What torch says where a tensor without data is asked for it.
@@ -137,6 +137,7 @@ class _Uses:
             if op.name == "scf.if":
                 self.branches |= {region.terminator: op for region in op.regions}
 
+    @remembered
     def multiplied(self, value: Value, array: Value) -> bool:
         """Whether ``value``, loaded of ``array``, is a factor of sums' terms alone."""
         for op in self.users.get(value, ()):
@@ -151,6 +152,7 @@ class _Uses:
                 return False
         return True
 
+    @remembered
     def summed(self, value: Value, added: bool = False) -> bool:
         """Whether ``value`` is added to what a loop carries, and nothing else is done with it."""
         found = self.users.get(value, ())
@@ -176,20 +178,25 @@ class _Uses:
 
 def _carried(value: Value) -> bool:
     """Whether it is what a loop carries, or begins at."""
-    op = value.op
-    if op is None:
-        return True
-    match op.name:
-        case "arith.constant":  # of what a reduction begins at
-            return is_constant(value, 0.0)
-        case "arith.addf":
-            return any(map(_carried, op.operands))
-        case "scf.if":
-            return any(map(_carried, If(op).arms(op.results.index(value))))
-        case "scf.for":
-            return _carried(For(op).inits[op.results.index(value)])
-        case _:
-            return False
+    asked, open_ = set[Value](), [value]
+    while open_:
+        value = open_.pop()
+        op = value.op
+        if op is None or is_constant(value, 0.0):  # of what a reduction begins at
+            return True
+        if value in asked:
+            continue
+        asked.add(value)
+        match op.name:
+            case "arith.addf":
+                open_ += op.operands
+            case "scf.if":
+                open_ += If(op).arms(op.results.index(value))
+            case "scf.for":
+                open_.append(For(op).inits[op.results.index(value)])
+            case _:
+                pass
+    return False
 
 
 def _loaded_of(value: Value) -> Value | None:

@@ -14,7 +14,7 @@ from weft.ir.core import Block, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import ScalarType, i1, i64, index
 from weft.ir.views import For, If, is_constant
-from weft.values import mutable
+from weft.values import mutable, remembered
 
 # How what a loop carries is combined, by the operation that updates it. That of a difference is a
 # sum, of what is taken off.
@@ -55,6 +55,7 @@ class _Chain:
         self.values: set[Value] = set()
         self.ops: set[Op] = set()
 
+    @remembered
     def follow(self, arg: Value, value: Value) -> str | None:
         """The combiner between ``arg`` and ``value``: "" if they are the same, None if there is
         none."""

@@ -9,7 +9,7 @@ from weft.ir.types import SCALARS, i1
 from weft.ir.views import constant_of, memory
 from weft.ir.writes import written
 from weft.schedule.variation import UNIFORM, Growth, Variation
-from weft.values import frozen
+from weft.values import frozen, remembered
 
 
 @frozen
@@ -133,6 +133,19 @@ class _Lines:
         """What has to be multiples for ``value`` to be one, for the first of the neighbours.
 
         Numbers that wrap around stay multiples: they do at a power of two."""
+        found = self._found(value)
+        if found is None:
+            raise _Refused
+        return found
+
+    @remembered
+    def _found(self, value: Value) -> frozenset[Value] | None:
+        try:
+            return self._of(value)
+        except _Refused:
+            return None
+
+    def _of(self, value: Value) -> frozenset[Value]:
         if value is self.iv:
             return self._multiple(self.lower)
         number = _constant(value)

@@ -16,6 +16,7 @@ from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.types import ScalarType, Type, i1, i32, index
 from weft.ir.views import If, accessed_by, constant_of, loop_of, memory
 from weft.schedule.intervals import Step, evaluate, fits
+from weft.values import remembered
 
 NOMINAL = 1024  # of every size and number, when it is decided which indices may be 32-bit at all
 
@@ -52,6 +53,7 @@ class Program:
     def of(self, value: Value) -> int:
         return self.number.get(value, self._unknown)
 
+    @remembered
     def given(self, value: Value) -> bool:
         """Whether a call's sizes and numbers alone decide a value of 64 bits."""
         op = value.op

@@ -117,13 +117,16 @@ _KINDS = {
 
 def _pure(values: Sequence[Value], inside: set[Value], indices: Sequence[Value]) -> bool:
     """Whether ``values`` follow from ``indices`` by pure operations."""
-    return all(
-        value not in inside or value in indices or (
-            value.op is not None and not value.op.regions and OPS[value.op.name].pure
-            and _pure(value.op.operands, inside, indices)
-        )
-        for value in values
-    )  # fmt: skip
+    asked, open_ = {*indices}, [*values]
+    while open_:
+        value = open_.pop()
+        if value in asked or value not in inside:
+            continue
+        asked.add(value)
+        if value.op is None or value.op.regions or not OPS[value.op.name].pure:
+            return False
+        open_ += value.op.operands
+    return True
 
 
 class _Marks(Rewriter):

@@ -15,7 +15,7 @@ from weft.ir.types import f32, f64
 from weft.ir.views import For, If, accessed_by, written_by
 from weft.ir.writes import written
 from weft.schedule.combiners import INEXACT, choice, combiners, exceeds, is_joint
-from weft.values import mutable
+from weft.values import mutable, remembered
 
 LATE = -1  # as a carried value: what a turn stored before
 MOST_JOINT = 4  # values of a group
@@ -330,6 +330,7 @@ class _Shape:
             case _:
                 return None if one and other else 2
 
+    @remembered
     def combined(self, value: Value, kind: str) -> bool:
         """Whether ``value`` is what is carried, combined with what does not depend on it, or left
         as it is."""

@@ -1145,3 +1145,23 @@ def test_launches_that_autograd_is_told_of_within_another():
     assert len(seen) == 900
     for k, one in seen:
         torch.testing.assert_close(torch.autograd.grad(one.sum(), x)[0], torch.full((4,), 3.0 * k))
+
+
+def test_gradients_of_several_sizes_have_builtins():
+    """One loop is compiled for all of them: the last size alone was served."""
+
+    def scaled(x: torch.Tensor, a: float) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = a * x[i]
+        return out
+
+    kernel = weft.kernel(scaled)
+    leaves = [torch.randn(n, requires_grad=True) for n in (2, 3, 5)]
+    for _ in range(20):
+        for x in leaves:
+            (found,) = torch.autograd.grad(kernel(x, 2.0).sum(), x)
+            torch.testing.assert_close(found, torch.full_like(x, 2.0))
+    promoted = kernel._regions[0].promoted
+    assert sorted(work.extents[0] for work in promoted) == [8, 12, 20]
+    assert all(work.history is not None for work in promoted)

@@ -119,6 +119,7 @@ class FastCall:
     history: History | None = None
     slots: Sequence[int] | None = None
     spread: Spread | None = None
+    plan: object = None
     whole: FastCall | None = None  # the same in place of the kernel
     numbers: dict[int, int] = field(default_factory=dict)  # of the tensors to check, by ``id``
     steps: list[Step] = field(default_factory=list)
@@ -157,7 +158,7 @@ class FastCall:
 
     def serves(self, other: FastCall) -> bool:
         """Whether this serves calls of the plan of ``other``, with the same tensors twice."""
-        return self.call is other.call and self.pattern == other.pattern
+        return self.plan is other.plan and self.pattern == other.pattern
 
     @property
     def checked(self) -> int:

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import weft
 from weft.errors import WeftError
-from weft.runtime import fastpath, native, record
+from weft.runtime import fastpath, native, record, tensors
 from weft.runtime.record import LaunchConfig
 
 if not native.available() or fastpath._TensorGuards is None:
@@ -1053,3 +1053,115 @@ def test_many_arguments():
     out = torch.empty(3)
     hot(scope["many"], (*args, out))(*args, out)
     torch.testing.assert_close(out, torch.stack(args).sum(0))
+
+
+def test_where_tensors_are(monkeypatch):
+    """In their Python objects, as torch's functions say; or nothing is known of it."""
+    found = tensors.layout()
+    assert found.held or torch.__version__ < "2.13"
+    monkeypatch.setattr(tensors, "_words", lambda address, count: [1] * count)  # another layout
+    assert tensors._layout() == (0, 0, 0)
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_that_other_keys_treat(monkeypatch, known):
+    """They are not what their memory is: before torch's check, where their keys can be read."""
+    if not known:
+        monkeypatch.setattr(tensors, "layout", lambda: tensors._UNKNOWN)
+    elif not tensors.layout().held:
+        pytest.skip("nothing is known of this torch")
+    x = torch.randn(8)[3:]
+    it = work(1, block=bytes(8), extents=[20], check=lambda *_: True)
+    it.tensor(0, 0, x)
+    call = made(it)
+    assert call(x) is None
+    assert [struct.pack("<Q", x.data_ptr())] == SEEN
+    with torch.inference_mode():
+        inference = torch.randn(5)
+    nested = torch.nested.nested_tensor([torch.randn(2), torch.randn(3)])
+    others = [nested, None] + [torch._neg_view(x), inference, x.to("meta")] * known
+    for value in others:
+        assert call(value) == otherwise(value)
+    assert len(SEEN) == 1
+
+
+def test_what_torch_is_asked_without_python():
+    it = work(1)
+    it.step(record.ASKED, None, objects=[torch.is_grad_enabled, False])
+    it.step(record.ASKED, None, objects=[torch._C._is_torch_function_mode_enabled, False])
+    known = len(tensors.answers())
+    assert known == 2 or torch.__version__ < "2.13"
+    assert [step.kind for step in it.steps].count(record.ANSWERED) == known
+    call = made(it)
+    assert call(None) == otherwise(None)
+    with torch.no_grad():
+        assert call(None) is None
+        with torch.overrides.BaseTorchFunctionMode():
+            assert call(None) == otherwise(None)
+
+
+def test_launches_that_autograd_is_told_of_within_another():
+    """Between a launch and what autograd asks of it: where torch makes the node, Python may look
+    for garbage, and a finalizer may launch as well."""
+
+    def scaled(x: torch.Tensor, a: float) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = a * x[i]
+        return out
+
+    kernel = hot(scaled, (torch.randn(4, requires_grad=True), 2.0))
+    x, others, seen, numbers = torch.randn(4, requires_grad=True), [], [], itertools.count(1)
+
+    class Node:
+        def __init__(self):
+            self.own = self
+
+        def __del__(self):
+            k = next(numbers)
+            seen.append((k, kernel(x * k, 3.0)))
+
+    def launch():
+        for _ in range(300):
+            others.append(kernel(x + 1, 2.0))
+            Node()
+
+    before = gc.get_threshold()
+    gc.set_threshold(3, 1000, 1000)
+    try:
+        threads = [threading.Thread(target=launch) for _ in range(2)]
+        for one in threads:
+            one.start()
+        launch()
+        for one in threads:
+            one.join()
+    finally:
+        gc.set_threshold(*before)
+    gc.collect()
+    assert len(others) == 900
+    for one in others:
+        torch.testing.assert_close(torch.autograd.grad(one.sum(), x)[0], torch.full((4,), 2.0))
+    assert len(seen) == 900
+    for k, one in seen:
+        torch.testing.assert_close(torch.autograd.grad(one.sum(), x)[0], torch.full((4,), 3.0 * k))
+
+
+def test_gradients_of_several_sizes_have_builtins():
+    """One loop is compiled for all of them: the last size alone was served."""
+
+    def scaled(x: torch.Tensor, a: float) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = a * x[i]
+        return out
+
+    kernel = weft.kernel(scaled)
+    leaves = [torch.randn(n, requires_grad=True) for n in (2, 3, 5)]
+    for _ in range(20):
+        for x in leaves:
+            (found,) = torch.autograd.grad(kernel(x, 2.0).sum(), x)
+            torch.testing.assert_close(found, torch.full_like(x, 2.0))
+    promoted = kernel._regions[0].promoted
+    assert sorted(work.extents[0] for work in promoted) == [8, 12, 20]
+    assert all(work.history is not None for work in promoted)

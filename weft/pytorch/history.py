@@ -122,9 +122,10 @@ class _History:
         )  # fmt: skip
         text = f"""\
 def record({", ".join(names)}):
-    apply({", ".join([names[k] for k in wanted])}, {_tuple(rest)})
+    applied(apply, {", ".join([*rest, *(names[k] for k in wanted)])})
 """
-        record = _executed("history", text, {"apply": apply})["record"]
+        scope = {"apply": apply, "applied": native.applied(self.cache)}
+        record = _executed("history", text, scope)["record"]
         self.told = native.History(record, apply, wanted, saved, self.numbers, outs)
         loop.histories.add(self)
         self.forget()
@@ -191,7 +192,7 @@ def record({", ".join(names)}):
         learn = (learner or self)._learn
         call.learn = functools.partial(learn, ctx.numbers, any(map(_is_one, grads)))
         _, *found = Launch.backward(_Context(ctx, call, saved), *grads)
-        return (*(found[loop.memrefs.index(k)] for k in self.wanted), None)
+        return (*(found[loop.memrefs.index(k)] for k in self.wanted),)
 
     def _learn(
         self, numbers: tuple[Any, ...], one: bool, made: Reversed, env: Mapping[str, Any]
@@ -267,11 +268,11 @@ def _backward(
         own = {name: make for name, make in fresh.items() if name in step.names}
         passed_on = [names[adjoint.copies[x]] + ".clone()" if x in adjoint.copies else names[x]
                      for x in step.names if x not in own and x not in fixed]  # fmt: skip
-        # Whether the launch, and a None beside its results, is all that there is to do.
+        # Whether the launch is all that there is to do.
         whole = [*own] == gradients and all(text in sources for text in passed_on)
         launched = _launched(
             step, made.values(step, env), of, own, None if n else bool(adjoint.taped),
-            (_read_once(loop, made), one), fixed, nones=int(whole),
+            (_read_once(loop, made), one), fixed,
         )  # fmt: skip
         scope[f"step{n}"] = launched
         if launched is None:
@@ -285,7 +286,7 @@ def _backward(
         ]
         body += [call, "if r is NotImplemented:", *refused]
         if own:
-            body.append(f"{', '.join([names[x] for x in own] + ['_'] * whole)} = r")
+            body.append(f"{', '.join([names[x] for x in own])} = r")
     body += [f"{names[name]} = {names[name]}_made()" for name in fresh]  # which no step knows
     scope |= {f"{names[name]}_made": make for name, make in fresh.items()}
     text = f"""\
@@ -297,7 +298,7 @@ def backward(ctx, {given[1:-1]}saved=None):
             return slow(ctx, {given}, None)
     {_tuple([f"s{n}" for n in range(len(of.saved))])} = saved
     {_lines(body)}
-    return {_tuple([*result, "None"])}
+    return {_tuple(result)}
 """
     backward = _executed("backward", text, scope)["backward"]
     if not whole or launched is None:
@@ -379,14 +380,14 @@ def _read_once(loop: Loop, made: Reversed) -> str:
 def _launched(
     step: Loop, values: Sequence[Any], chooser: _History,
     fresh: Mapping[str, Callable[[], torch.Tensor]], first: bool | None,
-    given_once: tuple[str, bool], fixed: Set[str], nones: int,
+    given_once: tuple[str, bool], fixed: Set[str],
 ) -> Callable[..., Any] | None:  # fmt: skip
     """A builtin that launches ``step`` on values like these, without those that are ``fixed`` or
-    ``fresh``, by name: it makes and gives the latter, and None behind them so often. It gives
-    NotImplemented where the values are not like these, and launches nothing. ``first``: if not
-    None, also where a derivative of it is asked for, or, if true, torch is to be deterministic and
-    was not, or was. ``given_once``: a gradient that may be one element for all of its places, as
-    that of a sum is, and whether it was. None where there is no builtin."""
+    ``fresh``, by name: it makes and gives the latter. It gives NotImplemented where the values are
+    not like these, and launches nothing. ``first``: if not None, also where a derivative of it is
+    asked for, or, if true, torch is to be deterministic and was not, or was. ``given_once``: a
+    gradient that may be one element for all of its places, as that of a sum is, and whether it was.
+    None where there is no builtin."""
     if not isinstance(step.run, CompiledFunction):
         return None
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
@@ -406,7 +407,6 @@ def _launched(
     work = native.FastCall(
         len(given), check if known else None, call, direct, extents, (), (), [*fresh.values()],
         block, False, (), all, slots=[pointers.index(step.names.index(name)) for name in fresh],
-        nones=nones,
     )  # fmt: skip
     for place, slot in enumerate(slots):
         kind, value = slot.kind, values[slot.arg]
@@ -456,13 +456,27 @@ def _is_one(grad: Any) -> bool:
 
 
 def _lean(function: Any) -> Any:
-    """What torch's ``apply`` asks of an ``autograd.Function``, as attributes of its own: five are
-    looked up at each call, by names that Python's cache does not know."""
+    """What torch's ``apply`` asks of an ``autograd.Function``, as items of a dict: five are looked
+    up at each call, by names that Python's cache does not know, so that they would be looked for in
+    the metaclass and what that inherits from first."""
     base = torch.autograd.Function
     names = ("setup_context", "clear_saved_tensors_on_access", "boxed_grads_call")
     own = {name: inspect.getattr_static(base, name) for name in names if hasattr(base, name)}
     own |= {"forward": vars(function)["forward"], "_backward_cls": function._backward_cls}
-    return type(function.__name__, (torch._C._FunctionBase,), own)
+    asked = _Asked()
+    kind = type("Lean", (type,), {"__getattribute__": asked.__getitem__})
+    asked.owner = kind(function.__name__, (torch._C._FunctionBase,), own)
+    asked.update({name: asked[name] for name in own})
+    return asked.owner
+
+
+class _Asked(dict[str, Any]):
+    """Attributes of the class ``owner``; of those that are no items, what they are."""
+
+    owner: type
+
+    def __missing__(self, name: str) -> Any:
+        return type.__getattribute__(self.owner, name)
 
 
 def _are_floats(value: Any) -> bool:

@@ -122,6 +122,7 @@ class Generated:
             len(args), check if tensors else None, plan.call, plan.direct, plan.extents,
             [(tensors.index(i), tensors.index(j)) for i, j in pairs],
             self.mutated, plan.makers, block, plan.grad, others, self.holds, history,
+            plan=plan,
         )  # fmt: skip
         for guard in simple:
             work.guard(guard.owner, guard.name, guard.read() if guard.holds() else guard.value,

@@ -55,7 +55,7 @@ class Direct(NamedTuple):
 
 class History(NamedTuple):
     """What tells autograd of a launch: ``record``, given the arguments and results; or ``apply``,
-    given the ``wanted`` of these and a tuple of what is made (``outs``), saved, and of the numbers
+    given the ``wanted`` of these and, on the stack, what is made (``outs``), saved, and the numbers
     or None. Positions are those of the arguments and, behind these, results."""
 
     record: Callable[..., object]
@@ -95,14 +95,14 @@ class Step(NamedTuple):
     type: int
     low: int
     high: int
+    keys: int
 
 
 @mutable
 class FastCall:
     """What the calls of one plan are like, and what they do. ``history``: where a gradient is
     asked for, what tells autograd of a launch; without it such calls are left to others.
-    ``slots``: where the results are in the block, if not behind the tensors. ``nones``: how often
-    None stands behind the results in a tuple."""
+    ``slots``: where the results are in the block, if not behind the tensors."""
 
     arguments: int
     check: Callable[..., bool] | None  # of the tensors
@@ -118,8 +118,8 @@ class FastCall:
     holds: Callable[[Any], bool]
     history: History | None = None
     slots: Sequence[int] | None = None
-    nones: int = 0
     spread: Spread | None = None
+    plan: object = None
     whole: FastCall | None = None  # the same in place of the kernel
     numbers: dict[int, int] = field(default_factory=dict)  # of the tensors to check, by ``id``
     steps: list[Step] = field(default_factory=list)
@@ -128,21 +128,28 @@ class FastCall:
 
     def step(
         self, kind: int, argument: int | None, *, slot: int = 0, type: type | None = None,
-        range: tuple[int, int] = (0, 0), objects: Sequence[object] = (),
+        range: tuple[int, int] = (0, 0), objects: Sequence[object] = (), keys: int = 0,
     ) -> None:  # fmt: skip
         """Adds a step (see ``record.py``). ``argument``: what it looks at, None for what looks at
         none; there has to be one, which is read before kinds are told apart."""
         low, high = range
+        from weft.runtime.tensors import answers  # where a builtin is made
+
+        if kind == record.ASKED and (address := answers().get(objects[0])):
+            kind, objects, low, high = record.ANSWERED, (), address, int(objects[1] is True)
         if objects:
             low = self.keep(*objects)
-        self.steps.append(Step(kind, argument, slot, id(type) if type else 0, low, high))
+        self.steps.append(Step(kind, argument, slot, id(type) if type else 0, low, high, keys))
 
     def tensor(self, argument: int, slot: int, value: torch.Tensor) -> None:
         """Adds a step: a tensor as ``value`` is, which is the same as one before where that is."""
         count = len(self.numbers)
         number = self.numbers.setdefault(id(value), count)
         again = number < count
-        self.step(record.TENSOR, argument, slot=slot, type=type(value), range=(number, again))
+        kind, keys = type(value), torch._C._dispatch_keys(value).raw_repr()
+        self.step(
+            record.TENSOR, argument, slot=slot, type=kind, range=(number, again), keys=keys
+        )  # fmt: skip
 
     @property
     def pattern(self) -> tuple[int, ...]:
@@ -151,7 +158,7 @@ class FastCall:
 
     def serves(self, other: FastCall) -> bool:
         """Whether this serves calls of the plan of ``other``, with the same tensors twice."""
-        return self.call is other.call and self.pattern == other.pattern
+        return self.plan is other.plan and self.pattern == other.pattern
 
     @property
     def checked(self) -> int:
@@ -176,6 +183,8 @@ class FastCall:
 
     def packed(self) -> tuple[object, ...]:
         """The objects of the builtin, without the fallback."""
+        from weft.runtime.tensors import answers, layout  # where a builtin is made
+
         direct = self.direct or Direct(PYTHON, 0, None)
         flags = GRAD * self.grad | GUARDED * bool(self.guards) | SEVERAL * direct.several
         flags |= HISTORY * (self.history is not None)
@@ -190,12 +199,13 @@ class FastCall:
             self.arguments, len(self.steps), tensors, len(self.disjoint), results,
             len(self.mutated), *map(len, lists), len(self.block), flags, direct.way,
             direct.address, id(True), id(None), id(Exception), export(), self.checked,
-            len(OBJECTS) + len(self.objects), len(self.items), len(spread or ()), self.nones,
+            len(OBJECTS) + len(self.objects), len(self.items), len(spread or ()), _pending(),
+            id(torch.Tensor), *layout(), answers().get(torch.is_grad_enabled, 0),
         )  # fmt: skip
         words = [*head, *(w or 0 for step in self.steps for w in step), *self.extents]
         words += [*(k for pair in self.disjoint for k in pair), *self.mutated, *slots]
         words += itertools.chain(*lists, *self.items, spread or ())
-        packed = b"".join((w & _ALL).to_bytes(8, "little") for w in words) + self.block
+        packed = b"".join(_word(w & _ALL) for w in words) + self.block
         return (
             packed, None, self.check, torch.Tensor.data_ptr, torch._C._increment_version,
             torch.is_grad_enabled, self.holds, self.guards, self.call, _stream, direct.device,
@@ -241,11 +251,30 @@ def builtin(
 
 
 def forward(materialize: bool, cache: DiskCache | None) -> Callable[..., Any]:
-    """The ``forward`` of an ``autograd.Function`` whose ``apply`` is that of a ``History``: given
-    the node and what ``apply`` was given. ``materialize``: whether gradients that are None are
-    handed over as zeros."""
-    own = *record.FORWARD[:-1], None if materialize else False, None
+    """The ``forward`` of an ``autograd.Function`` whose ``apply`` is that of a ``History``.
+    ``materialize``: whether gradients that are None are handed over as zeros."""
+    own = *record.FORWARD[:3], None if materialize else False, _word(_pending()), None
     return _new()(_definitions(cache)[1], own, None)
+
+
+def applied(cache: DiskCache | None) -> Callable[..., Any]:
+    """A function of the ``apply`` of a ``History``, of what is made, what is saved, the numbers or
+    None, and tensors: ``apply`` of these, whose ``forward`` is given the rest."""
+    return _new()(_definitions(cache)[3], _word(_pending()), None)
+
+
+@functools.cache
+def _cell() -> ctypes.c_uint64:
+    return ctypes.c_uint64()
+
+
+def _pending() -> int:
+    """The address of the word where what was handed to a ``forward`` begins."""
+    return ctypes.addressof(_cell())
+
+
+def _word(word: int) -> bytes:
+    return word.to_bytes(8, "little")
 
 
 def backward(
@@ -257,7 +286,7 @@ def backward(
     (the second), and the numbers. Where it gives NotImplemented, or nothing is saved any more,
     ``fallback``, given the node, the gradients and a tuple of what is saved, or None."""
     head = *counts, any(k >= sum(counts) for k in sources), len(sources)
-    words = b"".join(word.to_bytes(8, "little") for word in (*head, *sources))
+    words = b"".join(map(_word, (*head, *sources)))
     named = *record.BACKWARD[1:3], step, fallback, NotImplemented, RuntimeError, None
     return _bound()(_new()(_definitions(cache)[2], (words, *named), None))
 
@@ -283,7 +312,8 @@ def _definitions(cache: DiskCache | None) -> Sequence[int]:
         with _lock:
             if not _kept:
                 code = cpu.load_shared("launches", _text, cache)
-                names, flags = (b"launch", b"forward", b"backward"), _FASTCALL | _KEYWORDS
+                names = b"launch", b"forward", b"backward", b"apply"
+                flags = _FASTCALL | _KEYWORDS
                 made = [_Definition(name, code.addresses[symbol], flags, None)
                         for name, symbol in zip(names, record.SYMBOLS, strict=True)]  # fmt: skip
                 _kept.append(([*map(ctypes.addressof, made)], made, code))

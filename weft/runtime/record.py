@@ -29,20 +29,24 @@ import ctypes
 import struct
 
 # The functions: of launches, and what autograd calls.
-SYMBOLS = ("weft_native", "weft_forward", "weft_backward")
+SYMBOLS = ("weft_native", "weft_forward", "weft_backward", "weft_apply")
 HEAD = (
     "arguments", "steps", "tensors", "disjoint", "results", "mutated", "wanted", "saved", "numbers",
     "outs", "size", "flags", "way", "code", "true", "none", "exception", "export", "checked",
-    "makers", "items", "spread", "nones",
+    "makers", "items", "spread", "pending", "plain", "held", "keys", "data",
+    "gradient",
 )  # fmt: skip
+ANY = -1  # dispatch keys of any tensor
 TOLD = ("wanted", "saved", "numbers", "outs")
-# "nones": so many None stand behind the results in a tuple.
+# "pending": see ``recorded.py``. "plain": torch.Tensor. "held", "keys", "data": see
+# ``tensors.Layout``. "gradient": the address of what says whether gradients are
+# recorded, which is asked as "grad_enabled" where it is 0.
 ITEM = ("owner", "name", "value")
 # Of the tensor: its place in the block, elements, their size, and the address of a word that is not
 # 0 where it was one element last time: "alike" is asked first then.
 SPREAD = ("slot", "count", "bytes", "cell")
 SPREADS, MOST_SPREAD = (2, 4, 8), 4096  # sizes of elements, bytes of a tensor that is spread
-STEP = ("kind", "argument", "slot", "type", "low", "high")
+STEP = ("kind", "argument", "slot", "type", "low", "high", "keys")
 OBJECTS = (
     "record", "fallback", "check", "data_ptr", "increment", "grad_enabled", "holds", "guards",
     "call", "stream", "device", "current", "nested", "history", "transforms", "alike",
@@ -50,7 +54,8 @@ OBJECTS = (
 # Kinds of steps. "type": the exact type that the argument has.
 TENSOR = 0  # the tensor "low" of those to check, whose address goes to "slot", unless it is nested:
 # asked about such a tensor, ``check`` ends the process, and ``export`` raises. "high": whether it
-# has to be the one that another argument was, since ``check`` refuses to be given one twice
+# has to be the one that another argument was, since ``check`` refuses to be given one twice.
+# "keys": the dispatch keys that it has to have, which are read where "type" is one of tensors
 INTEGER = 1  # a number of that type from "low" to "high", to "slot" as an integer
 FLOAT = 2  # a number of that type, to "slot" as a double
 IDENTITY = 3  # the object "low"
@@ -61,13 +66,18 @@ CALLBACK = 6  # object "low" called with it gives what equals the next one; the 
 # Guards, which look at no argument.
 ATTRIBUTE = 7  # the object "low" has, under the name after it, the value after that
 ASKED = 8  # object "low" called with nothing gives the next one
+ANSWERED = 9  # torch's function at "low" gives "high", 0 or 1
 # Objects of what autograd calls (see ``recorded.py``): "forward" gives values to attributes of its
-# first argument, and None for "materialize" lets that be; "backward" has words of its own: how many
+# first argument, and None for "materialize" lets that be, "pending" is the address of a word;
+# "backward" has words of its own: how many
 # gradients and saved tensors there are, whether numbers are read, how many arguments "step" takes,
 # and of each where it is among these three.
-FORWARD = ("to_save", "numbers", "materialize_grads", "materialize")
+FORWARD = ("to_save", "numbers", "materialize_grads", "materialize", "pending")
 BACKWARD = ("words", "saved_tensors", "numbers", "step", "fallback", "refused", "freed")
 WORDS_OF_BACKWARD = ("grads", "saved", "numbered", "arguments")
+# What a launch hands to "forward" beside the tensors: the thread that hands it over, and what it
+# handed over before that is still to be taken.
+PENDING = ("made", "saved", "numbers", "thread", "next")
 # Ways to call.
 HOLDING, RELEASING, PYTHON, DRIVER = range(4)
 # Flags. TRANSFORMED: what tells autograd of a launch has to ask whether a transform is active.
@@ -128,6 +138,7 @@ FUNCTIONS = {
     "PyLong_AsUnsignedLongLong": "i64 (ptr)", "PyFloat_AsDouble": "double (ptr)",
     "Py_IncRef": "void (ptr)", "Py_DecRef": "void (ptr)", "PyErr_Occurred": "ptr ()",
     "PyErr_ExceptionMatches": "i32 (ptr)", "PyErr_Clear": "void ()",
+    "PyErr_BadInternalCall": "void ()", "PyThreadState_Get": "ptr ()",
     "PyEval_SaveThread": "ptr ()", "PyEval_RestoreThread": "void (ptr)",
     "PyObject_GetAttr": "ptr (ptr, ptr)", "PyObject_SetAttr": "i32 (ptr, ptr, ptr)",
     "PyDict_GetItemWithError": "ptr (ptr, ptr)",

@@ -4,6 +4,12 @@
 ``forward`` of an ``autograd.Function``, to which the launch is over, and ``BACKWARD`` the ``apply``
 of its node, for gradients that one launch computes. A frame of Python's costs a microsecond there,
 since so much code runs in between that nothing of the interpreter's is in the nearest caches.
+
+Torch's ``apply`` asks Python whether an argument that is of no class of its own is a tensor. So it
+is given tensors alone, and what else ``FORWARD`` needs is on the stack of who calls ``apply``, in a
+list (``record.PENDING``) whose first element is at the address in a word that all share, "pending".
+``FORWARD`` takes the first one of its thread: what runs between may tell autograd of other
+launches, in this thread or another one.
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ from collections.abc import Callable
 from weft.runtime import record
 from weft.runtime.routine import Writer
 
-_, FORWARD, BACKWARD = record.SYMBOLS
+_, FORWARD, BACKWARD, APPLY = record.SYMBOLS
 
 
 def _value(w: Writer) -> None:
@@ -46,11 +52,20 @@ def _values(w: Writer) -> None:
     w.give("ptr", "null", at="no")
 
 
+def _records(w: Writer) -> None:
+    """Whether gradients are recorded: 1, 0, or -1 with an error set."""
+    w.refuse(w.test("eq", "%gradient", 0), "ask")
+    w.give("i32", w.inst(f"trunc i64 {w.says('%gradient')} to i32"))
+    w.start("ask")
+    operands = f"ptr {w.object('grad_enabled')}, ptr null, i64 0, i64 %true"
+    w.give("i32", w.inst(f"call i32 @asks({operands})"))
+
+
 def _told(w: Writer) -> None:
     """Tells autograd of a launch; null with an error set. Its function is given the values that are
-    wanted, and a tuple of what was made, what is saved, and the numbers or None."""
+    wanted."""
     head = {name: w.load(w.at("%record", record.HEAD.index(name)))
-            for name in ("results", "none", *record.TOLD)}  # fmt: skip
+            for name in ("results", "none", "pending", *record.TOLD)}  # fmt: skip
     lists, place = dict[str, str](), w.at("%slots", head["results"])
     for name in record.TOLD:
         lists[name], place = place, w.at(place, head[name])
@@ -58,10 +73,7 @@ def _told(w: Writer) -> None:
     def values(name: str) -> str:
         return w.inst(f"call ptr @values({_PLACES}, ptr {lists[name]}, i64 {head[name]})")
 
-    count = w.inst(f"add i64 {head['wanted']}, 1")
-    given = w.inst(f"alloca ptr, i64 {count}")
-    rest = w.api("PyTuple_New", 3)
-    w.refuse(w.null(rest))
+    given = w.inst(f"alloca ptr, i64 {head['wanted']}")
     with w.each(head["wanted"]) as k:
         number = w.load(w.at(lists["wanted"], k))
         value = w.inst(f"call ptr @value({_PLACES}, i64 {number})")
@@ -79,23 +91,70 @@ def _told(w: Writer) -> None:
         w.api("Py_IncRef", none)
     with w.where(w.test("ne", head["numbers"], 0)):
         w.store("ptr", values("numbers"), numbers)
-    for k, part in enumerate((w.load(made, "ptr"), values("saved"), w.load(numbers, "ptr"))):
-        w.refuse(w.null(part), "fail")
-        w.api("PyTuple_SetItem", rest, k, part)
-    w.store("ptr", rest, w.at(given, head["wanted"], "ptr"))
-    told = w.api("PyObject_Vectorcall", w.object("history"), given, count, "null")
-    w.api("Py_DecRef", rest)
-    w.give("ptr", told)
-    w.start("fail")
-    w.api("Py_DecRef", rest)
-    w.jump("no")
-    w.give("ptr", "null", at="no")
+    parts = [w.load(made, "ptr"), values("saved"), w.load(numbers, "ptr")]
+    handed = ", ".join(f"ptr {part}" for part in parts)
+    operands = f"ptr {given}, i64 {head['wanted']}, ptr {w.pointer(head['pending'])}"
+    w.give("ptr", w.inst(f"call ptr @handed(ptr {w.object('history')}, {handed}, {operands})"))
+
+
+def _handed(w: Writer) -> None:
+    """``apply`` of what is given, and for its ``forward`` what was made, is saved, and the numbers
+    or None, whose references this takes; null with an error set, also where one of them is null."""
+    parts, answer = ("%made", "%saved", "%numbers"), w.room("ptr")
+    own = w.room(f"[{len(record.PENDING)} x i64]")
+    w.store("ptr", "null", answer)
+    for part in parts:
+        w.refuse(w.null(part), "done")
+    thread = w.api("PyThreadState_Get")
+    for k, value in enumerate((*parts, thread, w.load("%pending", "ptr"))):
+        w.store("ptr", value, w.at(own, k))
+    w.store("ptr", own, "%pending")
+    told = w.api("PyObject_Vectorcall", "%apply", "%given", "%count", "null")
+    w.store("ptr", told, answer)
+    w.line(f"call ptr @taken(ptr %pending, ptr {own}, ptr {thread})")  # if nobody has
+    w.jump("done")
+    w.start("done")
+    for part in parts:
+        with w.where(w.test("ne", part, "null", "ptr")):
+            w.api("Py_DecRef", part)
+    w.give("ptr", w.load(answer, "ptr"))
+
+
+def _taken(w: Writer) -> None:
+    """Takes ``wanted`` out of the list, or if that is null the first one of the thread; null where
+    it is not there."""
+    place = w.room("ptr")
+    w.store("ptr", "%pending", place)
+    w.jump("next")
+    w.start("next")
+    link = w.load(place, "ptr")
+    one = w.load(link, "ptr")
+    w.refuse(w.null(one), "nothing")
+    thread = w.load(w.at(one, record.PENDING.index("thread")), "ptr")
+    behind = w.at(one, record.PENDING.index("next"))
+    w.store("ptr", behind, place)
+    first = w.inst(f"and i1 {w.null('%wanted')}, {w.test('eq', thread, '%thread', 'ptr')}")
+    w.need(w.inst(f"or i1 {first}, {w.test('eq', one, '%wanted', 'ptr')}"), "next")
+    w.store("ptr", w.load(behind, "ptr"), link)
+    w.give("ptr", one)
+    w.give("ptr", "null", at="nothing")
+
+
+def _apply(w: Writer) -> None:
+    """``apply(made, saved, numbers, *tensors)``, as the launch itself tells autograd."""
+    args = [w.load(w.at("%args", k, "ptr"), "ptr") for k in range(4)]
+    for part in args[1:]:
+        w.api("Py_IncRef", part)
+    pending = w.load(w.api("PyBytes_AsString", "%self"), "ptr")
+    handed = ", ".join(f"ptr {part}" for part in args)
+    given, count = w.at("%args", 4, "ptr"), w.inst("sub i64 %given, 4")
+    operands = f"ptr {given}, i64 {count}, ptr {pending}"
+    w.give("ptr", w.inst(f"call ptr @handed({handed}, {operands})"))
 
 
 def _forward(w: Writer) -> None:
     """What was made, once the node knows what is saved."""
     node = w.load("%args", "ptr")
-    rest = w.load(w.at("%args", w.inst("sub i64 %given, 1"), "ptr"), "ptr")
 
     def own(name: str) -> str:
         return w.api("PyTuple_GetItem", "%self", record.FORWARD.index(name))
@@ -104,18 +163,22 @@ def _forward(w: Writer) -> None:
         done = w.api("PyObject_SetAttr", node, own(name), value)
         w.need(w.test("eq", done, 0, "i32"))
 
-    put("to_save", w.api("PyTuple_GetItem", rest, 1))
-    none, numbers = (
-        w.api("PyTuple_GetItem", "%self", len(record.FORWARD)),
-        w.api("PyTuple_GetItem", rest, 2),
-    )
+    pending = w.load(w.api("PyBytes_AsString", own("pending")), "ptr")
+    thread = w.api("PyThreadState_Get")
+    handed = w.inst(f"call ptr @taken(ptr {pending}, ptr null, ptr {thread})")
+    w.refuse(w.null(handed), "nothing")
+    made, saved, numbers = (w.load(w.at(handed, k), "ptr") for k in range(3))
+    put("to_save", saved)
+    none = w.api("PyTuple_GetItem", "%self", len(record.FORWARD))
     with w.where(w.test("ne", numbers, none, "ptr")):
         put("numbers", numbers)
     with w.where(w.test("ne", own("materialize"), none, "ptr")):
         put("materialize_grads", own("materialize"))
-    made = w.api("PyTuple_GetItem", rest, 0)
     w.api("Py_IncRef", made)
     w.give("ptr", made)
+    w.start("nothing")
+    w.api("PyErr_BadInternalCall")
+    w.jump("no")
     w.give("ptr", "null", at="no")
 
 
@@ -183,7 +246,12 @@ def _backward(w: Writer) -> None:
 PARTS: dict[str, Callable[[Writer], None]] = {
     f"internal ptr @value({_PLACES}, i64 %which)": _value,
     f"internal ptr @values({_PLACES}, ptr %list, i64 %count)": _values,
+    "internal i32 @records(ptr %self, i64 %gradient, i64 %true)": _records,
     f"internal ptr @told({_PLACES}, ptr %slots)": _told,
+    "internal ptr @handed(ptr %apply, ptr %made, ptr %saved, ptr %numbers, ptr %given, i64 %count, "
+    "ptr %pending)": _handed,
+    "internal ptr @taken(ptr %pending, ptr %wanted, ptr %thread)": _taken,
+    f"ptr @{APPLY}(ptr %self, ptr %args, i64 %given, ptr %names)": _apply,
     f"ptr @{FORWARD}(ptr %self, ptr %args, i64 %given, ptr %names)": _forward,
     f"ptr @{BACKWARD}(ptr %self, ptr %args, i64 %given, ptr %names)": _backward,
 }

@@ -38,9 +38,15 @@ class Writer(Emitter):
         """``function(argument)``; null with an error set."""
         return self.inst(f"call ptr @one(ptr {function}, ptr {argument})")
 
-    def points(self, export: str, tensor: str, slot: str) -> str:
-        operands = f"ptr %self, i64 {export}, i64 %true, ptr {tensor}, ptr {slot}"
+    def points(self, tensor: str, slot: str, keys: str | int) -> str:
+        operands = f"ptr %self, ptr %record, i64 %true, ptr {tensor}, ptr {slot}, i64 {keys}"
         return self.inst(f"call i1 @points({operands})")
+
+    def says(self, function: str) -> str:
+        """What a function of torch at this address says, 0 or 1."""
+        return self.inst(
+            f"zext i1 {self.inst(f'call zeroext i1 {self.pointer(function)}()')} to i64"
+        )
 
     def clean(self) -> str:
         """Whether no error is set."""
@@ -165,11 +171,24 @@ def _is(w: Writer) -> None:
 
 
 def _points(w: Writer) -> None:
-    """Writes the address of a tensor's data; false where it has none to give, an error may be
+    """Writes the address of a tensor's data; false where it has none to give, or other dispatch
+    keys than ``keys`` (0 where it may be anything, ``ANY`` where it is a tensor); an error may be
     set."""
+    names = ("export", "held", "keys", "data")
+    export, held, keys, data = (w.load(w.at("%record", record.HEAD.index(name))) for name in names)
     view = w.room(f"[{record.VIEW} x i8]")
-    w.refuse(w.test("eq", "%export", 0), "ask")
-    result = w.inst(f"call i32 {w.pointer('%export')}(ptr %tensor, ptr {view})")
+    known = w.inst(f"select i1 {w.test('eq', held, 0)}, i64 0, i64 %keys")
+    w.refuse(w.test("eq", known, 0), "describe")
+    handle = w.at("%tensor", held, "i8")
+    found = w.load(w.at(w.load(handle, "ptr"), keys, "i8"))
+    same, any = w.test("eq", found, "%keys"), w.test("eq", "%keys", record.ANY)
+    w.need(w.inst(f"or i1 {same}, {any}"))
+    result = w.inst(f"call i32 {w.pointer(data)}(ptr {handle}, ptr %slot)")
+    w.refuse(w.test("eq", result, 0, "i32"), "yes")
+    w.jump("describe")
+    w.start("describe")
+    w.refuse(w.test("eq", export, 0), "ask")
+    result = w.inst(f"call i32 {w.pointer(export)}(ptr %tensor, ptr {view})")
     given = w.test("eq", result, 0, "i32")
     w.store("i64", w.load(view), "%slot")
     w.give("i1", given)
@@ -198,7 +217,7 @@ def _tensor(w: Writer, step: Step) -> None:
     with w.where(w.test("ne", step["high"], 0)):
         w.need(w.test("eq", step["value"], w.load(place, "ptr"), "ptr"))
     w.store("ptr", step["value"], place)
-    w.give("i1", w.points("%export", step["value"], step["place"]))
+    w.give("i1", w.points(step["value"], step["place"], step["keys"]))
 
 
 def _integer(w: Writer, step: Step) -> None:
@@ -245,6 +264,10 @@ def _asked(w: Writer, step: Step) -> None:
     w.give("i1", w.test("eq", held, w.operand(step, 1), "ptr"))
 
 
+def _answered(w: Writer, step: Step) -> None:
+    w.give("i1", w.test("eq", w.says(step["low"]), step["high"]))
+
+
 def _callback(w: Writer, step: Step) -> None:
     answer = w.one(w.operand(step, 0), step["value"])
     w.refuse(w.null(answer))
@@ -264,7 +287,7 @@ def _callback(w: Writer, step: Step) -> None:
 _STEPS: dict[int, Callable[[Writer, Step], None]] = {
     record.TENSOR: _tensor, record.INTEGER: _integer, record.FLOAT: _float, record.IDENTITY: _same,
     record.EQUAL: _equal, record.SIZE: _size, record.CALLBACK: _callback, record.ASKED: _asked,
-    record.ATTRIBUTE: _attribute,
+    record.ATTRIBUTE: _attribute, record.ANSWERED: _answered,
 }  # fmt: skip
 
 
@@ -371,11 +394,11 @@ def _checks(w: Writer) -> None:
 def _carries(w: Writer) -> None:
     """Carries out a call whose arguments are packed: what the builtin gives."""
     names = (
-        "results", "mutated", "size", "flags", "way", "code", "none", "export", "makers", "nones",
+        "results", "mutated", "size", "flags", "way", "code", "none", "makers", "plain",
     )  # fmt: skip
     head = {name: w.load(w.at("%record", record.HEAD.index(name))) for name in names}
     held, slots = w.room("ptr"), w.at("%mutated", head["mutated"])
-    none, count = w.pointer(head["none"]), w.inst(f"add i64 {head['results']}, {head['nones']}")
+    none, count = w.pointer(head["none"]), head["results"]
     w.store("ptr", "null", held)
     with w.where(w.test("ne", head["results"], 0)):
         made = w.api("PyTuple_New", count)
@@ -388,10 +411,9 @@ def _carries(w: Writer) -> None:
             w.refuse(w.null(fresh := w.api("PyObject_Call", *maker, "null")), "fail")
             w.api("PyTuple_SetItem", made, k, fresh)
             slot = w.at("%block", w.load(w.at(slots, k)))
-            w.need(w.points(head["export"], fresh, slot), "fail")
-        with w.each(head["nones"]) as k:
-            w.api("Py_IncRef", none)
-            w.api("PyTuple_SetItem", made, w.inst(f"add i64 {head['results']}, {k}"), none)
+            plain = w.inst(f"call i1 @is(ptr {fresh}, i64 {head['plain']})")
+            keys = w.inst(f"select i1 {plain}, i64 {record.ANY}, i64 0")
+            w.need(w.points(fresh, slot, keys), "fail")
     code = w.pointer(head["code"])
     ways = {record.HOLDING: "holding", record.RELEASING: "releasing", record.DRIVER: "driver"}
     w.switch(head["way"], "python", ways)
@@ -479,12 +501,12 @@ def _builtin(w: Writer) -> None:
     block = w.inst(f"alloca i8, i64 {head['size']}, align 16")
     found = w.inst(f"alloca ptr, i64 {head['checked']}")
     w.copy(block, template, head["size"])
-    true, export = f"i64 {head['true']}", f"i64 {head['export']}"
+    true = f"i64 {head['true']}"
     w.need(w.inst(f"call i1 @holds(ptr {items}, i64 {head['items']})"), "unexpected")
     with w.each(head["steps"]) as k:
         places = f"ptr %args, ptr {block}, ptr {found}"
         step = w.at(steps, k, step_words)
-        fits = w.inst(f"call i1 @fits(ptr %self, ptr {step}, {places}, {export}, {true})")
+        fits = w.inst(f"call i1 @fits(ptr %self, ptr {start}, ptr {step}, {places}, {true})")
         w.need(fits, "unexpected")
 
     def answers(function: str, arguments: str, count: str | int, wanted: int) -> None:
@@ -500,8 +522,8 @@ def _builtin(w: Writer) -> None:
     recording = w.room("i32")
     w.store("i32", 0, recording)
     with w.where(w.test("ne", w.inst(f"and i64 {head['flags']}, {record.GRAD}"), 0)):
-        asked = f"ptr {w.object('grad_enabled')}, ptr null, i64 0, {true}"
-        w.store("i32", w.inst(f"call i32 @asks({asked})"), recording)
+        asked = w.inst(f"call i32 @records(ptr %self, i64 {head['gradient']}, {true})")
+        w.store("i32", asked, recording)
     with w.where(w.test("ne", w.load(recording, "i32"), 0, "i32")):
         w.need(w.test("eq", w.load(recording, "i32"), 1, "i32"), "unexpected")
         known = w.inst(f"and i64 {head['flags']}, {record.HISTORY}")
@@ -545,8 +567,10 @@ _PARTS: dict[str, Callable[[Writer], None]] = {
     "internal i32 @asks(ptr %function, ptr %args, i64 %count, i64 %true)": _asks,
     "internal ptr @one(ptr %function, ptr %argument)": _one,
     "internal i1 @is(ptr %value, i64 %type)": _is,
-    "internal i1 @points(ptr %self, i64 %export, i64 %true, ptr %tensor, ptr %slot)": _points,
-    "internal i1 @fits(ptr %self, ptr %step, ptr %args, ptr %block, ptr %tensors, i64 %export, "
+    "internal i1 @points(ptr %self, ptr %record, i64 %true, ptr %tensor, ptr %slot, i64 %keys)": (
+        _points
+    ),
+    "internal i1 @fits(ptr %self, ptr %record, ptr %step, ptr %args, ptr %block, ptr %tensors, "
     "i64 %true)": _fits,
     "internal i1 @drives(ptr %self, ptr %cell, ptr %block, i64 %flags)": _drives,
     "internal i1 @checks(ptr %self, ptr %found, i64 %count, i64 %true, i64 %spread, ptr %words, "

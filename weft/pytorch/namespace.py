@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch._ops import _OpNamespace
+from torch.jit._builtins import _get_builtin_table
 
 from weft.errors import CompileError, KernelNameError
 from weft.frames import user_frames
@@ -43,7 +44,7 @@ def in_ascii(name: str) -> str:
 def tell_torchscript(packet: Any) -> None:
     """Has TorchScript know the function of the operator, which it does by the address: as long as
     the function is there. What is at the address later may be any function that it compiles."""
-    function, table = packet._op, torch.jit._builtins._get_builtin_table()
+    function, table = packet._op, _get_builtin_table()
     table[id(function)] = packet._qualified_op_name
     weakref.finalize(function, table.pop, id(function), None).atexit = False
 

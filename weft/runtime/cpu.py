@@ -26,6 +26,8 @@ from weft.runtime.maker import compiler, processor
 
 Prints = Sequence[tuple[Sequence[str | None], Sequence[str]]]
 
+# The frames of other threads have no public name.
+# pyright: reportPrivateUsage=false
 log = logging.getLogger("weft.cache")
 
 

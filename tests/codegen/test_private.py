@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import time
 from typing import Any
 
@@ -162,13 +163,13 @@ def refusal(function: Function, *steps: Privatize | Vectorize) -> str:
 def rare(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The addresses of loops with atomic operations that kernels have asked for."""
     found: list[int] = []
-    ask = cpu.Later._ask
+    find = cpu.Later._found
 
     def asked(self: cpu.Later) -> int:
-        found.append(ask(self))
+        found.append(find(self))
         return found[-1]
 
-    monkeypatch.setattr(cpu.Later, "_ask", asked)
+    monkeypatch.setattr(cpu.Later, "_found", asked)
     monkeypatch.setenv("WEFT_CACHE", "0")
     return found
 
@@ -218,6 +219,15 @@ def test_that_they_cannot_be_compiled_is_no_wrong_number(
 
     def fails(_: build.Compiled) -> int:
         raise error
+
+    start = threading.Thread.start
+
+    def slowly(thread: threading.Thread) -> None:  # as on a busy machine
+        start(thread)
+        if thread.daemon:
+            time.sleep(0.2)
+
+    monkeypatch.setattr(threading.Thread, "start", slowly)
 
     def interrupted() -> None:
         counted(count, 100_000, 2)

@@ -361,6 +361,57 @@ def test_a_gradient_of_what_a_later_loop_overwrites(kernel):
     torch.testing.assert_close(gradient(compiled), gradient(kernel))
 
 
+@weft.kernel
+def in_a_view(x):
+    y = torch.zeros_like(x)
+    last = y[1:]
+    for i in range(last.shape[0]):
+        last[i] = x[i] * x[i]
+    for i in range(x.shape[0]):
+        y[i] = y[i] * y[i] + 3
+    return y.sum()
+
+
+@weft.kernel
+def squared_in_place(y):
+    for i in range(y.shape[0]):
+        y[i] = y[i] * y[i] + 3
+
+
+@pytest.mark.parametrize(
+    "how", ["in_a_view", "kernels", "kernel_of_a_view", "copy", "copy_of_a_view"]
+)
+def test_a_gradient_of_what_is_written_to_a_tensor_that_had_none(how):
+    """Dynamo says of tensors whether they had a history when they were made: kernels that wrote to
+    such a one, or to what it is a view of, refused it."""
+    torch._dynamo.reset()
+
+    def f(x):
+        if how == "in_a_view":
+            return in_a_view(x)
+        y = torch.ones_like(x)
+        last = y[1:]
+        match how:
+            case "kernels":
+                add_squares(y, x)
+            case "kernel_of_a_view":
+                add_squares(last, x[1:])
+            case "copy":
+                y.copy_(x)
+            case _:
+                last.copy_(x[1:])
+        squared_in_place(y)
+        squared_in_place(last)
+        return y.sum()
+
+    found = []
+    for call in (f, torch.compile(f, backend="aot_eager", fullgraph=True)):
+        x = torch.arange(1.0, 4.0, dtype=torch.float64, requires_grad=True)
+        out = call(x)
+        found.append((out, *torch.autograd.grad(out, x)))
+    torch.testing.assert_close(*found)
+
+
 def test_a_leaf_that_is_written_is_an_error_as_in_eager_mode():
     call = torch.compile(add_squares, fullgraph=True, backend="aot_eager")
     with pytest.raises(RuntimeError, match="a leaf Variable that requires grad is being used in"):

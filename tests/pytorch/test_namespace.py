@@ -112,6 +112,37 @@ def test_operators_are_made_when_they_are_asked_for() -> None:
     assert hasattr(torch.ops.weft_tests, name.partition("::")[2] + "_backward")
 
 
+def test_who_asked_for_a_derivative_first_holds_its_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What made the operator was given another packet than later ones, which torch kept, and which
+    read freed memory once the kernel was gone."""
+    monkeypatch.setattr(namespace_of("weft_asked"), "recent", deque(maxlen=0))
+
+    def asked(ending: str) -> Any:
+        @weft.kernel(namespace="weft_asked")
+        def squares(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            for i in x:
+                out[i] = x[i] * x[i]
+            return out
+
+        name = squares.op._schema.name.partition("::")[2] + ending
+        packet = getattr(torch.ops.weft_asked, name)
+        assert packet is getattr(torch.ops.weft_asked, name)
+        assert name not in vars(torch.ops.weft_asked)
+        return packet
+
+    backward = asked("_backward")
+    gc.collect()
+    (found,) = backward(torch.full((2,), 3.0), [torch.ones(2)], [0])
+    assert found.tolist() == [6.0] * 2
+    del backward, found
+    gc.collect()
+    (found,) = asked("_jvp")(torch.full((2,), 3.0), [torch.ones(2)], [0])
+    assert found.tolist() == [6.0] * 2
+
+
 def test_what_an_operator_is_not_made_of() -> None:
     @weft.kernel
     def unannotated(x):
@@ -190,7 +221,8 @@ def test_operators_of_a_kernel_that_is_gone_are_freed(monkeypatch: pytest.Monkey
 
 def test_torchscript_holds_no_operator_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """It had held the overloads that take plain integers: the next operator of the name, that of a
-    notebook's cell which is run again, say, read what they had pointed to."""
+    notebook's cell which is run again, say, read what they had pointed to. It knows operators by
+    their functions' addresses, too: functions that came to be there later were taken for them."""
     monkeypatch.setattr(namespace_of("weft_again"), "recent", deque(maxlen=0))
 
     def defined() -> set[str]:
@@ -215,6 +247,7 @@ def test_torchscript_holds_no_operator_that_is_gone(monkeypatch: pytest.MonkeyPa
     assert not any(map(torch._C._dispatch_has_kernel, first))
     for name in first:
         assert torch._C._jit_get_schemas_for_operator(name.partition(".")[0]) == []
+    assert first.isdisjoint(torch.jit._builtins._get_builtin_table().values())
     assert defined() == first
 
 

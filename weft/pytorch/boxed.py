@@ -22,7 +22,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch._C import _autograd
@@ -39,6 +39,7 @@ from weft.pytorch.annotations import is_checked
 from weft.pytorch.boxed_program import Operand, Program, Unfit, constant
 from weft.pytorch.changing import CHANGING
 from weft.pytorch.forward_level import is_open
+from weft.pytorch.namespace import Family, tell_torchscript
 from weft.pytorch.recipe import Computed, Count, Fresh, Number, Place, Recipe, Size, recipe_of
 from weft.pytorch.transforms import PLAIN
 from weft.runtime import stable, tuned
@@ -49,9 +50,6 @@ from weft.runtime.fastpath import passed as given
 from weft.runtime.launch import KernelLike, Launcher
 from weft.runtime.link import Linked
 from weft.runtime.signature import TORCH_DTYPES, is_pair
-
-if TYPE_CHECKING:
-    from weft.pytorch.namespace import Family
 
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
@@ -126,7 +124,7 @@ class BoxedKernel:
                 own = self.recorded or family.direct[name]
                 plain = _recording(plain, own, packet.default._schema.arguments)
             called._op = _raising(plain)
-        torch.jit._builtins._register_builtin(packet._op, f"{namespace}::{name}")
+        tell_torchscript(packet)
         self._python = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(
             _called(weakref.ref(self))
         )

@@ -30,7 +30,7 @@ from weft.pytorch.ambient import Autocast
 from weft.pytorch.batches import is_transformed, levels_of, no_samples
 from weft.pytorch.changing import CHANGING
 from weft.pytorch.forward_level import is_open
-from weft.pytorch.library import Operators
+from weft.pytorch.library import Operators, has_history
 from weft.pytorch.members import members_of
 from weft.pytorch.operator import Operator
 from weft.pytorch.recipe import Fresh, Made, Place, Recipe, captured, cells_of
@@ -272,7 +272,7 @@ class TracedLoop:
             if any(isinstance(v, torch.Tensor) for v in members):
                 for v in members:
                     if isinstance(v, torch.Tensor) and (
-                        (role in "-w" and recorded and v.requires_grad) or v.is_complex()
+                        (role in "-w" and recorded and has_history(v)) or v.is_complex()
                     ):  # fmt: skip
                         wanted = True
             elif isinstance(value, complex):

@@ -470,11 +470,20 @@ def _is_copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     values = (*args, *kwargs.values())
     for value in (*values, *(v for x in values if isinstance(x, list | tuple) for v in x)):
         if isinstance(value, torch.Tensor) and (
-            (recorded and value.requires_grad) or value.is_complex()
+            (recorded and has_history(value)) or value.is_complex()
             or (inside and (traced or is_functorch_wrapped_tensor(value)))
         ):  # fmt: skip
             return True
     return not traced and has_dual(values)
+
+
+def has_history(value: torch.Tensor) -> bool:
+    """Whether ``value`` requires a gradient. Dynamo, which traces this, says it of a tensor as it
+    was made, which something may have written to since: a view of it was made now."""
+    found = value.requires_grad
+    if found or not torch.compiler.is_dynamo_compiling() or type(value) is not torch.Tensor:
+        return found
+    return value.is_floating_point() and value.view_as(value).requires_grad
 
 
 def _given(

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch._ops import _OpNamespace
+from torch.jit._builtins import _get_builtin_table
 
 from weft.errors import CompileError, KernelNameError
 from weft.frames import user_frames
@@ -38,6 +39,14 @@ Sampled = Callable[[Sequence[Any], Sequence[Any], Any, str], tuple[Any, Sequence
 def in_ascii(name: str) -> str:
     """``name`` as operators and their arguments can have it: ``größe`` is ``gr_f6__df_e``."""
     return "".join(c if c.isascii() else f"_{ord(c):x}_" for c in name)
+
+
+def tell_torchscript(packet: Any) -> None:
+    """Has TorchScript know the function of the operator, which it does by the address: as long as
+    the function is there. What is at the address later may be any function that it compiles."""
+    function, table = packet._op, _get_builtin_table()
+    table[id(function)] = packet._qualified_op_name
+    weakref.finalize(function, table.pop, id(function), None).atexit = False
 
 
 class Latest:
@@ -103,6 +112,7 @@ class Family:
         self.namespace.defining = name
         self._library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         self.namespace.defining = ""
+        tell_torchscript(self.namespace.packets[name])  # whose function is another one now
         overload = schema.partition("(")[0]
         for key in ("CompositeImplicitAutograd", "Batched"):  # which torch counts to no others
             self._library.impl(overload, self.held(otherwise), key)
@@ -259,6 +269,7 @@ class Namespace:
         packet = self.packets[name] = getattr(operators, name)
         delattr(operators, name)  # where torch keeps it
         operators._dir.remove(name)
+        tell_torchscript(packet)
         packet.default.family = family
         if family not in self.recent:
             self.recent.append(family)
@@ -268,8 +279,8 @@ class Namespace:
         """What ``torch.ops.<namespace>.<name>`` is where there is no operator of that name: the
         operator of the kernel ``name`` that was defined last. None where there is none.
 
-        Operators whose names have a hash are made here, if a kernel of today has it; otherwise
-        ``KernelNameError`` is raised.
+        Operators whose names have a hash are made here, if a kernel of today has it, and are among
+        ``packets`` then; otherwise ``KernelNameError`` is raised.
         """
         if self.kernels.get(name):
             packet = list(self.kernels[name])[-1].op.overloadpacket
@@ -319,7 +330,7 @@ class _Operators(_OpNamespace):
         except AttributeError:
             if name.startswith("__"):
                 raise
-        found = space.packet_of(name)
+        found = space.packet_of(name) or space.packets.get(name)
         return super().__getattr__(name) if found is None else found
 
 

@@ -55,6 +55,11 @@ ROWWISE = Ability(
     "gradients through RowwiseParallel", "2.11",
     "they are wrong, those of PyTorch's own operations, too: no tensor parallel training",
 )  # fmt: skip
+# The ``detach_`` that ends ``torch.tensor(0)`` has a fake one of an operator forget its number.
+CONSTANTS = Ability(
+    "host parts whose branches depend on numbers of weft's dtypes, in torch.compile", "2.11",
+    "such branches are refused, as those that depend on what is in a tensor are",
+)  # fmt: skip
 ABILITIES = (
-    PACKAGES, METHODS, STRICT_EXPORT, COMPILED_JACFWD, WRITTEN_VIEWS, NUMBERS, ROWWISE,
+    PACKAGES, METHODS, STRICT_EXPORT, COMPILED_JACFWD, WRITTEN_VIEWS, NUMBERS, ROWWISE, CONSTANTS,
 )  # fmt: skip

@@ -8,7 +8,10 @@ import functools
 import logging
 import os
 import struct
+import sys
 import threading
+import time
+import types
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -23,6 +26,8 @@ from weft.runtime.maker import compiler, processor
 
 Prints = Sequence[tuple[Sequence[str | None], Sequence[str]]]
 
+# The frames of other threads have no public name.
+# pyright: reportPrivateUsage=false
 log = logging.getLogger("weft.cache")
 
 
@@ -62,20 +67,36 @@ class Later:
         """Called by a kernel, with or without the interpreter's lock before. 0 where it cannot be
         compiled: the kernel does without, in one thread."""
         try:
-            with self._lock:
-                if not self._known:
-                    self._known = self._make()
-                    self._constant = constant(self._known)  # from now on without Python
-                    if self._constant is not None:
-                        self._cell.value = self._constant.addresses["constant"]
-            return self._known
+            return self._found()
         except KeyboardInterrupt:  # exceptions have no way through a kernel: once more, behind it
-            again = threading.Timer(_BEHIND, _thread.interrupt_main)
-            again.daemon = True
-            again.start()
+            threading.Thread(target=_interrupt_behind, daemon=True).start()
         except Exception as error:
             log.error("a loop by atomic operations is not compiled, one thread adds: %r", error)
         return 0
+
+    def _found(self) -> int:
+        with self._lock:
+            if not self._known:
+                self._known = self._make()
+                self._constant = constant(self._known)  # from now on without Python
+                if self._constant is not None:
+                    self._cell.value = self._constant.addresses["constant"]
+        return self._known
+
+
+def _interrupt_behind() -> None:
+    """Interrupts the main thread once no kernel is asking for a function there, however long that
+    takes on a busy machine: what is raised on the way out of one would be lost."""
+    asking: types.FrameType | None = None
+    while True:
+        time.sleep(_BEHIND)
+        asking = sys._current_frames().get(threading.main_thread().ident or 0)
+        while asking is not None and asking.f_code is not Later._ask.__code__:
+            asking = asking.f_back
+        if asking is None:  # and nothing else runs between this and the next line
+            _thread.interrupt_main()
+            return
+        del asking  # it holds what the frame does
 
 
 def _address(function: Any) -> int:

@@ -679,6 +679,49 @@ def test_gradients_of_samples_through_what_the_host_part_makes_by_sizes(name: st
 
 
 @weft.kernel
+def moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    m = weft.Vector([0.0, 0.0])
+    for i in range(x.shape[0]):
+        m[0] += x[i]
+        m[1] += x[i] * x[i] * x[i]
+    return m[0], m[1]
+
+
+@weft.kernel
+def spread(x: torch.Tensor) -> torch.Tensor:
+    mean = weft.Vector([0.0])
+    for i in range(x.shape[0]):
+        mean[0] += x[i] / x.shape[0]
+    out = weft.zeros(4, weft.f64)
+    for i in range(x.shape[0]):
+        out[i] += (x[i] - mean[0]) ** 2
+    return out
+
+
+def moments_of_torch(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.sum(), (x**3).sum()
+
+
+def spread_of_torch(x: torch.Tensor) -> torch.Tensor:
+    return (x - x.mean()) ** 2
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"), [(moments, moments_of_torch), (spread, spread_of_torch)]
+)
+@pytest.mark.parametrize(
+    "transform",
+    [vmap, lambda f: vmap(jacrev(f)), lambda f: vmap(hessian(f)), lambda f: vmap(jacfwd(f))],
+    ids=["samples", "jacrev", "hessian", "jacfwd"],
+)
+def test_vectors_and_arrays_of_the_host_part_have_samples(
+    transform: Any, kernel: Any, expected: Any
+) -> None:
+    x = drawn(3, 4)
+    close(transform(kernel)(x), transform(expected)(x))
+
+
+@weft.kernel
 def drawn_in_the_loop(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)
     for i in range(x.shape[0]):

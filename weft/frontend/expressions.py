@@ -21,6 +21,7 @@ from weft.frontend import (
     lists,
     named,
     overflow,
+    row_attributes,
     rows,
     slices,
     tuple_lists,
@@ -176,14 +177,8 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
         return found
     row = rows.of(cx, x)
     if row is not None:
-        if name == "shape":
-            return Tup(list(row.extents))
-        if name == "ndim":
-            return Static(len(row.extents))
-        if name == "dtype":
-            pair, dtype = isinstance(rows.probe(cx, row), Complex), rows.dtype(cx, row)
-            return Static(casts.complex_object(dtype) if pair else casts.dtype_object(dtype))
-        return Method(x, name)
+        found = row_attributes.attribute(cx, row, name, span)
+        return Method(x, name) if found is None else found
     help = "check the spelling"
     if isinstance(x, Tup) and x.struct is dict:
         help = 'it has d["a"], len(d), `in` and loops over its keys'

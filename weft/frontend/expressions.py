@@ -308,7 +308,8 @@ def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
                 if not -len(items) <= position.value < len(items):
                     raise KernelIndexError(
                         f"subscript {position.value} of a tuple of {len(items)}", span,
-                        help=f"the last one is {len(items) - 1}",
+                        help=f"the last one is {len(items) - 1}" if items
+                        else "it has none, as the shape of a tensor without dimensions",
                     )  # fmt: skip
                 found = items[position.value]
                 held = isinstance(found, Static) and isinstance(found.value, torch.Tensor)

@@ -499,6 +499,7 @@ class Kernel(Definition):
         """Every stage of each loop that a call with these arguments runs. The call is carried out
         on copies of the tensors."""
         self._prepare()
+        self.bind(args, kwargs)
         from weft.pytorch.fusible import explained  # only for a look at it
         from weft.runtime import inspection  # the compiler proper is imported where it is needed
 
@@ -520,9 +521,9 @@ class Kernel(Definition):
         from weft.pytorch.fake import fake_launchers
         from weft.runtime import candidates
 
-        fakes = fake_launchers(self)
+        self.bind(args, kwargs)
         return candidates.of_call(
-            self.parts.host, self.launchers, fakes, args, kwargs, device, machine
+            self.parts.host, self.launchers, fake_launchers(self), args, kwargs, device, machine
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 
@@ -682,6 +683,25 @@ def test_wrong_number_of_arguments(args, message: str) -> None:
     expect(
         weft.KernelTypeError, lambda: filled(*args), message, line, line,
         f"the kernel is filled{signature}", "filled",
+    )  # fmt: skip
+    looked = (filled.interpret, filled.inspect, filled.schedules, filled.cost,
+              functools.partial(weft.compile_for, "sm_90", filled))  # fmt: skip
+    for look in looked:
+        with pytest.raises(weft.KernelTypeError) as raised:
+            look(*args)
+        assert raised.value.message == message
+
+
+def test_the_shape_of_a_tensor_without_dimensions() -> None:
+    @weft.kernel
+    def f(x):
+        for i in range(x.shape[0]):
+            x[i] = 1.0
+
+    expect(
+        weft.KernelIndexError, lambda: f(torch.zeros(())), "subscript 0 of a tuple of 0",
+        "for i in range(x.shape[0]):", "x.shape[0]",
+        "it has none, as the shape of a tensor without dimensions",
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import weft
+from tests.fuzz.check import function as from_text
 
 SHAPES = ((1, 1), (2, 3), (3, 17), (17, 2))
 
@@ -173,6 +174,42 @@ def complex_rows(x, y, out, s):
 def test_complex_rows() -> None:
     x, y = (torch.randn(3, 4, dtype=torch.complex64) for _ in range(2))
     check(complex_rows, x, y, torch.empty_like(x), torch.empty(3), interpret=False)
+
+
+def complex_parts(x, y, out, s):
+    for i in range(x.shape[0]):
+        out[i] = x[i].prod() * y[i, :0].prod()
+        s[i] = (
+            (x[i].real ** 2 + x[i].imag ** 2).max() + (x[i] * y[i]).imag.sum() + x[i].real.real[0]
+        )
+        for v in y[i, 1:].imag:
+            s[i] += v
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_parts_and_products_of_complex_rows(dtype: torch.dtype) -> None:
+    x, y = (torch.randn(3, 4, dtype=dtype) for _ in range(2))
+    check(complex_parts, x, y, torch.empty_like(x), x.new_empty(3).real)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "help"),
+    [
+        ("x[0].imag.sum()", "`.imag` of a part of the tensor `x`",
+         "real numbers have no imaginary part"),
+        ("x[0, 0].imag", "`.imag` of a scalar (f32)", "real numbers have no imaginary part"),
+        ("x[i].T[0]", "`.T` of a part of the tensor `x` is not known here",
+         "write the subscripts in the order that is meant"),
+        ("x[i].requires_grad", "`.requires_grad` of a part of the tensor `x` is not known here",
+         "ask for it of the tensor, in the host part"),
+    ],
+)  # fmt: skip
+def test_attributes_that_rows_do_not_have(text: str, message: str, help: str) -> None:
+    body = f"    for i in range(out.shape[0]):\n        out[i] = {text}\n"
+    kernel = weft.kernel(from_text(f"def kernel(x, out):\n{body}"))
+    with pytest.raises(weft.KernelTypeError) as raised:
+        kernel(torch.ones(3, 4), torch.zeros(3))
+    assert (raised.value.message, raised.value.help) == (message, help)
 
 
 def test_gradients() -> None:

@@ -676,3 +676,84 @@ def test_gradients_of_samples_through_what_the_host_part_makes_by_sizes(name: st
     if name != "tangents":  # whose samples are of tangents alone
         with pytest.raises(KernelValueError, match="under vmap `room` is written, and has no samp"):
             transform(lambda x: cubes(through_counts, x), x)
+
+
+@weft.kernel
+def moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    m = weft.Vector([0.0, 0.0])
+    for i in range(x.shape[0]):
+        m[0] += x[i]
+        m[1] += x[i] * x[i] * x[i]
+    return m[0], m[1]
+
+
+@weft.kernel
+def spread(x: torch.Tensor) -> torch.Tensor:
+    mean = weft.Vector([0.0])
+    for i in range(x.shape[0]):
+        mean[0] += x[i] / x.shape[0]
+    out = weft.zeros(4, weft.f64)
+    for i in range(x.shape[0]):
+        out[i] += (x[i] - mean[0]) ** 2
+    return out
+
+
+def moments_of_torch(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.sum(), (x**3).sum()
+
+
+def spread_of_torch(x: torch.Tensor) -> torch.Tensor:
+    return (x - x.mean()) ** 2
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"), [(moments, moments_of_torch), (spread, spread_of_torch)]
+)
+@pytest.mark.parametrize(
+    "transform",
+    [vmap, lambda f: vmap(jacrev(f)), lambda f: vmap(hessian(f)), lambda f: vmap(jacfwd(f))],
+    ids=["samples", "jacrev", "hessian", "jacfwd"],
+)
+def test_vectors_and_arrays_of_the_host_part_have_samples(
+    transform: Any, kernel: Any, expected: Any
+) -> None:
+    x = drawn(3, 4)
+    close(transform(kernel)(x), transform(expected)(x))
+
+
+@weft.kernel
+def drawn_in_the_loop(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * weft.random(weft.f64)
+    return out
+
+
+@weft.kernel
+def drawn_in_the_host_part(x: torch.Tensor) -> torch.Tensor:
+    factor = torch.rand(x.shape, dtype=x.dtype)
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * factor[i]
+    return out
+
+
+@pytest.mark.parametrize("kernel", [drawn_in_the_loop, drawn_in_the_host_part])
+@pytest.mark.parametrize("randomness", ["error", "same", "different"])
+def test_a_batch_of_gradients_is_that_of_the_numbers_drawn(kernel: Any, randomness: str) -> None:
+    x = torch.ones(3, dtype=F64)
+    y, pulled = vjp(kernel, x)
+    (jacobian,) = vmap(pulled, randomness=randomness)(torch.eye(3, dtype=F64))
+    close(jacobian.diagonal(), y)
+
+    def beside(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y, pulled = vjp(kernel, x)
+        return y, vmap(pulled, randomness=randomness)(torch.eye(3, dtype=F64))[0]
+
+    y, jacobians = vmap(beside, randomness="different")(x.expand(2, 3))
+    close(jacobians.diagonal(dim1=1, dim2=2), y)
+    assert (y[0] != y[1]).all()
+    y, pulled = vjp(vmap(kernel, randomness="different"), x.expand(2, 3))
+    (rows,) = vmap(pulled, randomness=randomness)(torch.eye(6, dtype=F64).reshape(6, 2, 3))
+    close(rows.reshape(6, 6).diagonal(), y.reshape(6))
+    assert (y[0] != y[1]).all()

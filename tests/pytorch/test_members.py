@@ -299,3 +299,75 @@ def test_a_tuple_that_is_a_constant_has_a_gradient() -> None:
     )(x)  # fmt: skip
     (slope,) = torch.autograd.grad((out + other).sum(), x)
     torch.testing.assert_close(slope, torch.full((3,), 5.0))
+
+
+@weft.kernel
+def summed(x: torch.Tensor, *ws: torch.Tensor, **more: float) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i]
+        for w in ws:
+            out[i] += w[i]
+        for v in more.values():
+            out[i] += v
+    return out
+
+
+@weft.kernel
+def polynomial(x: torch.Tensor, *coefficients: float) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        s = 0.0
+        for c in coefficients:
+            s = s * x[i] + c
+        out[i] = s
+    return out
+
+
+@weft.kernel
+def wrapped(x: torch.Tensor, *numbers: weft.i32) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] + sum(numbers)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("kernel", "given", "named", "wanted"),
+    [
+        (summed, (), {}, 2.0),  # none at all
+        (summed, (torch.ones(3), torch.full((3,), 2.0)), {"a": 1, "b": 0.5}, 6.5),
+        (polynomial, (), {}, 0.0),
+        (polynomial, (1, 2.5, True), {}, 10.0),
+        (wrapped, (3, 4), {}, 9.0),
+        (wrapped, (2**31 - 1, 1), {}, -(2.0**31)),  # which x is lost in
+    ],
+)
+def test_annotations_of_further_arguments_are_those_of_each(
+    kernel: Any, given: Any, named: Any, wanted: float
+) -> None:
+    torch._dynamo.reset()
+    x = torch.full((3,), 2.0)
+    graph = torch.compile(kernel, fullgraph=True, backend="aot_eager")
+    for call in (kernel, kernel, kernel.interpret, graph):
+        assert call(x, *given, **named).tolist() == [wanted] * 3
+    samples = torch.vmap(lambda x: kernel(x, *given, **named))(x.expand(2, 3))
+    assert samples.tolist() == [[wanted] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("kernel", "given", "named", "message"),
+    [
+        (summed, (1.0,), {}, "`ws[0]` is annotated torch.Tensor, and a float was passed"),
+        (summed, (), {"a": "b"}, "`more['a']` is annotated float, and a str was passed"),
+        (polynomial, (1.0, "b"), {}, "`coefficients[1]` is annotated float, and a str was passed"),
+        (wrapped, (1, 1.5), {}, "`numbers[1]` is annotated weft.i32, and a float was passed"),
+        (wrapped, (2**31,), {}, "`numbers[0]` is 2147483648, which does not fit in i32"),
+    ],
+)
+def test_further_arguments_that_are_not_as_annotated(
+    kernel: Any, given: Any, named: Any, message: str
+) -> None:
+    with pytest.raises(weft.CompileError) as raised:
+        kernel(torch.ones(3), *given, **named)
+    assert raised.value.message == message

@@ -283,6 +283,50 @@ def test_keywords_and_defaults_under_compile():
     torch.testing.assert_close(compiled(x), prefix(x, 1.5) + prefix(x))
 
 
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((2.0, 3.0), {}, "too many positional arguments"),
+        ((), {}, "missing a required argument: 'factor'"),
+        ((2.0,), {"factor": 3.0}, "multiple values for argument 'factor'"),
+        ((2.0,), {"other": 3.0}, "got an unexpected keyword argument 'other'"),
+    ],
+)
+def test_arguments_that_do_not_fit_under_compile(args, kwargs, message):
+    """They were dropped there, or called another type than the annotation's."""
+    torch._dynamo.reset()
+    x = torch.ones(3)
+    with pytest.raises(KernelTypeError) as caught:
+        torch.compile(scale_, backend="eager")(x, *args, **kwargs)
+    assert caught.value.message == message
+    torch._dynamo.reset()
+    reason = "the arguments do not fit the parameters of `scale_`"
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=reason):
+        torch.compile(scale_, backend="eager", fullgraph=True)(x, *args, **kwargs)
+    assert x.tolist() == [1.0] * 3
+
+
+def test_positions_of_parameters_under_compile():
+    @weft.kernel
+    def k(x: torch.Tensor, /, f: float = 2.0, *more: float, g: float, **named: float):
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = x[i] * f + g + sum(more) + sum(named.values())
+        return out
+
+    x = torch.ones(3)
+    for args, kwargs in (
+        ((x,), {"g": 1.0}),
+        ((x, 3.0), {"g": 1.0}),
+        ((x,), {"f": 5.0, "g": 1.0}),
+        ((x, 3.0, 4.0, 5.0), {"g": 1.0}),
+        ((x, 3.0), {"g": 1.0, "h": 7.0}),
+    ):
+        torch._dynamo.reset()
+        found = torch.compile(k, backend="eager", fullgraph=True)(*args, **kwargs)
+        torch.testing.assert_close(found, k(*args, **kwargs))
+
+
 def test_a_method_under_compile():
     class Layer(torch.nn.Module):
         def __init__(self):

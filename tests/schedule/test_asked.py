@@ -7,7 +7,7 @@ import copy
 import logging
 import pickle
 import re
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -214,10 +214,13 @@ def test_a_loop_of_several_goes_by_its_number() -> None:
         ("cuda", "vectorize(i, 4, divisible=1)", 0,
          "`vectorize(i, 4, divisible=1)`: `1` is given for divisible, which is True or False",
          "write vectorize(axis, width)"),
+        ("cuda", 3, 0, "the schedule `3` is no text",
+         'write schedule={{"cpu": "vectorize(i, 8)"}}, '
+         'or {{"cpu": {{0: "vectorize(i, 8)"}}}} of loops'),
     ],
 )  # fmt: skip
 def test_what_is_asked_for_wrongly(
-    device: str, text: str, loop: Any, message: str, help: str
+    device: str, text: Any, loop: Any, message: str, help: str
 ) -> None:
     lines = [region.span.line for region in twice.parts.regions]
     with pytest.raises(ScheduleError) as caught:
@@ -233,6 +236,14 @@ def test_what_the_decorator_is_given_is_checked_at_the_first_call() -> None:
     kernel = weft.kernel(schedule={"cuda": "cover()"})(twice.function)
     with pytest.raises(ScheduleError, match="`twice` has 2 device loops: say which one"):
         kernel(torch.ones(3))
+    for given, message in (
+        ("vectorize(i, 8)", "`schedule='vectorize(i, 8)'` says for no device"),
+        ({"cpu": ["vectorize(i, 8)"]}, "the schedule `['vectorize(i, 8)']` is no text"),
+    ):
+        kernel = weft.kernel(schedule=cast(Any, given))(gallery.axpy.function)
+        with pytest.raises(ScheduleError) as caught:
+            kernel(2.0, torch.ones(3), torch.ones(3))
+        assert caught.value.message == message
 
 
 def test_calls_go_by_a_new_schedule_at_once() -> None:

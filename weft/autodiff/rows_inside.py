@@ -195,10 +195,9 @@ class _Inside:
 
         @functools.cache
         def alike(value: Value) -> bool:
-            if (op := value.op) is None or value in self.common:
+            if (op := value.op) is None or op not in here or value in self.common:
                 return value in self.common
-            pure = op in here and OPS[op.name].pure and not op.regions
-            return pure and all(map(alike, op.operands))
+            return OPS[op.name].pure and not op.regions and all(map(alike, op.operands))
 
         found: dict[Op | Value, list[Value]] = {v: [] for v in carried}
         for op in ops:

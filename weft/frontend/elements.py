@@ -17,9 +17,11 @@ from weft.frontend import aggregates, complexes, from_end, uncallable
 from weft.frontend.context import Lowering, wrong_subscripts
 from weft.frontend.kinds import (
     STORAGE,
+    Complex,
     Method,
     Operand,
     Part,
+    Row,
     Scalar,
     ScalarKind,
     Static,
@@ -56,17 +58,26 @@ def vector_of(cx: Lowering, x: Operand, span: Span) -> Operand:
 
 
 def asked(x: Operand, span: Span) -> Operand:
-    """``x``, unless it is what the host alone knows of a tensor."""
-    if (
-        isinstance(x, Method) and isinstance(x.receiver, Tensor) and x.name not in _VIEWS
-        and inspect.isdatadescriptor(getattr(torch.Tensor, x.name, None))
-    ):  # fmt: skip
-        raise KernelTypeError(
-            f"`.{x.name}` of {describe(x.receiver)} is not known here", span,
-            help="ask for it by the name that the host part has for the tensor, and hand on the "
-            "answer",
-        )  # fmt: skip
-    return x
+    """``x``, unless it is what the host alone knows of a tensor, or what numbers and rows lack."""
+    if not isinstance(x, Method) or not inspect.isdatadescriptor(
+        getattr(torch.Tensor, x.name, None)
+    ):
+        return x
+    text = f"`.{x.name}` of {describe(x.receiver)} is not known here"
+    if isinstance(x.receiver, Tensor):
+        if x.name in _VIEWS:
+            return x
+        help = ("ask for it by the name that the host part has for the tensor, and hand on the "
+                "answer")  # fmt: skip
+        raise KernelTypeError(text, span, help=help)
+    if x.missing or not isinstance(x.receiver, Row | Part | Scalar | Complex):
+        return x
+    help = "ask for it of the tensor, in the host part"
+    if x.name == "imag":
+        text, help = f"`.imag` of {describe(x.receiver)}", "real numbers have no imaginary part"
+    elif x.name in _VIEWS:
+        help = "write the subscripts in the order that is meant"
+    raise KernelTypeError(text, span, help=help)
 
 
 def check_fits(tensor: Tensor, x: Operand, span: Span) -> None:

@@ -21,6 +21,7 @@ from weft.frontend import (
     lists,
     named,
     overflow,
+    row_attributes,
     rows,
     slices,
     tuple_lists,
@@ -176,14 +177,8 @@ def attribute(cx: Lowering, x: Operand, name: str, span: Span) -> Operand:
         return found
     row = rows.of(cx, x)
     if row is not None:
-        if name == "shape":
-            return Tup(list(row.extents))
-        if name == "ndim":
-            return Static(len(row.extents))
-        if name == "dtype":
-            pair, dtype = isinstance(rows.probe(cx, row), Complex), rows.dtype(cx, row)
-            return Static(casts.complex_object(dtype) if pair else casts.dtype_object(dtype))
-        return Method(x, name)
+        found = row_attributes.attribute(cx, row, name, span)
+        return Method(x, name) if found is None else found
     help = "check the spelling"
     if isinstance(x, Tup) and x.struct is dict:
         help = 'it has d["a"], len(d), `in` and loops over its keys'
@@ -313,7 +308,8 @@ def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
                 if not -len(items) <= position.value < len(items):
                     raise KernelIndexError(
                         f"subscript {position.value} of a tuple of {len(items)}", span,
-                        help=f"the last one is {len(items) - 1}",
+                        help=f"the last one is {len(items) - 1}" if items
+                        else "it has none, as the shape of a tensor without dimensions",
                     )  # fmt: skip
                 found = items[position.value]
                 held = isinstance(found, Static) and isinstance(found.value, torch.Tensor)

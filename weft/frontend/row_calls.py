@@ -43,7 +43,8 @@ Reduction = Callable[[Lowering, Row, Span], Operand]
 def _dtype(cx: Lowering, row: Row, what: str, span: Span) -> str:
     """The dtype of a row of numbers that are not complex."""
     if isinstance(rows.probe(cx, row), Complex):
-        raise KernelTypeError(f"`{what}` of complex numbers", span, help="take abs() of them first")
+        raise KernelTypeError(f"`{what}` of complex numbers", span,
+                              help="take it of row.abs(), row.real or row.imag")  # fmt: skip
     return rows.dtype(cx, row)
 
 
@@ -74,13 +75,22 @@ def _mean(cx: Lowering, row: Row, span: Span) -> Operand:
 
 
 def _prod(cx: Lowering, row: Row, span: Span) -> Operand:
-    dtype = _dtype(cx, row, "prod", span)
+    s, dtype = cx.scalars, rows.dtype(cx, row)
+    if isinstance(rows.probe(cx, row), Complex):
+
+        def both(place: list[Any], parts: list[Any]) -> list[Any]:
+            z = complexes.arithmetic(s, "*", Complex(*parts), row.at(place), span)
+            z = complexes.cast(s, z, dtype, span)
+            return [z.real, z.imag]
+
+        first = [s.constant(1.0, dtype), s.constant(0.0, dtype)]
+        return Complex(*rows.each(cx, row.extents, first, both, span))
     wide = dtype if is_float(dtype) else "i64"
-    one = cx.scalars.constant(1.0 if is_float(wide) else 1, wide)
+    one = s.constant(1.0 if is_float(wide) else 1, wide)
 
     def times(place: list[Any], values: list[Any]) -> list[Any]:
-        item = cx.scalars.cast(row.at(place), wide, span)
-        return [cx.scalars.cast(cx.scalars.binary("*", values[0], item, span), wide, span)]
+        item = s.cast(row.at(place), wide, span)
+        return [s.cast(s.binary("*", values[0], item, span), wide, span)]
 
     return rows.each(cx, row.extents, [one], times, span)[0]
 

@@ -584,5 +584,6 @@ def zeros(shape: int | Sequence[int], dtype: Any = f32, most: int | None = None)
         from weft.lang.growing import Bounded  # few programs have some
 
         return Bounded([kind(0)] * extents[0], kind, most)
+    made = torch.zeros(extents, dtype=kind.torch, device="cpu")  # which vmap has to see
     with quietly():
-        return torch.zeros(extents, dtype=kind.torch).as_subclass(Array)
+        return made.as_subclass(Array)

@@ -135,6 +135,19 @@ def active(floor: int) -> dict[int, int]:
             if isinstance(i, pyfunctorch.VmapInterpreter) and i.level() > floor}  # fmt: skip
 
 
+def layers() -> tuple[tuple[Any, ...], ...]:
+    """The transforms around, from the outermost: their kinds; of ``vmap`` the size of the batch and
+    the randomness, too."""
+    found = pyfunctorch.retrieve_all_functorch_interpreters()
+    return tuple(layer(i.batch_size(), i.randomness()) if isinstance(i, pyfunctorch.VmapInterpreter)
+                 else (i.key(),) for i in found)  # fmt: skip
+
+
+def layer(size: int, randomness: str) -> tuple[Any, ...]:
+    """What ``layers`` has for a ``vmap``."""
+    return pyfunctorch.TransformType.Vmap, size, randomness
+
+
 def differentiates() -> bool:
     """Whether a transform around is a derivative: a constant to Dynamo."""
     found = pyfunctorch.retrieve_all_functorch_interpreters()
@@ -177,7 +190,7 @@ def under_vmap(call: Callable[..., Sequence[Any]], values: Sequence[Any]) -> Seq
         values, dims = zip(*(_legacy_unwrapped(v, level) for v in values), strict=True)
         if 0 in dims:
             taken.append(level)
-            every = torch.vmap(every, dims, randomness="different")
+            every = torch.vmap(every, dims, randomness="same")  # numbers are drawn already
     if not taken:
         return call(*values)
     found = iter(every(*values))

@@ -136,6 +136,9 @@ class Operators:
 
     def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The same while Dynamo traces it: plain loops, and the operator as a constant."""
+        if not _fit(self.parameters, args, kwargs):
+            self.refuse("", False)
+            return self.refused[""](*args, **kwargs)
         values: list[Any] = []
         types: list[str] = []
         passed: list[Any] = []
@@ -333,7 +336,9 @@ class MemberOperators(Operators):
 
 
 def _no_argument(name: str, kernel: str, nested: bool) -> str:
-    """Why a graph cannot have the value of the parameter ``name``."""
+    """Why a graph cannot have the value of the parameter ``name``; of none, the call itself."""
+    if not name:
+        return f"the arguments do not fit the parameters of `{kernel}`"
     if nested:
         return f"`{name}` is a nested tensor: pass its values, and wrap what comes of it"
     return (
@@ -484,6 +489,29 @@ def has_history(value: torch.Tensor) -> bool:
     if found or not torch.compiler.is_dynamo_compiling() or type(value) is not torch.Tensor:
         return found
     return value.is_floating_point() and value.view_as(value).requires_grad
+
+
+def _fit(parameters: Sequence[Parameter], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether there is one value for each parameter, and a parameter for each value."""
+    names: list[str] = []  # of those that positional arguments are for
+    for p in parameters:
+        if p.position in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
+            continue
+        if p.position is inspect.Parameter.VAR_POSITIONAL:
+            names += [p.name] * len(args)
+        elif p.name in kwargs and (
+            len(names) < len(args) or p.position is inspect.Parameter.POSITIONAL_ONLY
+        ):
+            return False
+        else:
+            names.append(p.name)
+    if len(args) > len(names):
+        return False
+    own = [p.name for p in parameters]
+    more = any(p.position is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    return (more or all(name in own for name in kwargs)) and not any(
+        _given(parameters, k, args, kwargs) is EMPTY for k in range(len(parameters))
+    )
 
 
 def _given(

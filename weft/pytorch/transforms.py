@@ -117,6 +117,7 @@ def called(f: Callable[..., Any], values: Sequence[Any], span: Span) -> Any:
         return tuple(items(out))
 
     many.floor = batches.level()  # type: ignore[attr-defined]
+    many.layers = batches.layers()  # type: ignore[attr-defined]
     found = Eager.apply(many, span, *tensors)
     return found[0] if single else found
 
@@ -208,7 +209,7 @@ def _applied(f: Many, span: Span, *tensors: torch.Tensor) -> tuple[torch.Tensor,
     own = [level_of(t) == level for t in tensors]
     moved = [unbatched(t, level, 0) if has else t for t, has in zip(tensors, own, strict=True)]
     size = moved[own.index(True)].size(0)
-    found = over_batch(f, span, moved, own, size, "error")
+    found = over_batch(f, span, moved, own, size, "same")
     return tuple(wrapped(t, [level]) for t in found)
 
 
@@ -231,9 +232,15 @@ class Batched:
     first dimension; results are, too."""
 
     def __init__(self, size: int, randomness: str, f: Many, have: Sequence[bool]) -> None:
-        self.size, self.randomness, self.f, self.have = size, randomness, f, have
+        self.size, self.f, self.have = size, f, have
         # Levels begin where those of the call end, whose tensors are none of these batches.
         self.floor: int = getattr(f, "floor", 0)
+        # A vmap that was not around the call batches its derivative, as that of ``jacrev``: which
+        # is that of the numbers that the call has drawn.
+        self.layers: Any = getattr(f, "layers", None)
+        here = (*batches.layers(), batches.layer(size, randomness))
+        around = self.layers is None or self.layers[: len(here)] == here
+        self.randomness = randomness if around else "same"
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         with contextlib.ExitStack() as stack:

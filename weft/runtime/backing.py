@@ -73,7 +73,7 @@ def _tensor(value: Vector | Matrix, region: Region, args: Sequence[Any]) -> torc
     device = next((v.device for v in tensors), torch.device("cpu"))
     items = [_plain(v).to(device, dtype) if isinstance(v, torch.Tensor) else
              torch.tensor(v, dtype=dtype, device=device) for v in entries]  # fmt: skip
-    made = torch.stack(items).reshape(value.shape)
+    made = torch.stack(items).reshape(value.shape).clone()
     made.element = Backing(value.shape)  # type: ignore[attr-defined]
     return made
 

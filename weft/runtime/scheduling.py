@@ -11,12 +11,15 @@ from weft.schedule.language import parse
 DEVICES = ("cpu", "cuda")
 Entry = tuple[str, str, str]  # device, name of the loop, text
 Given = Mapping[str, "str | Mapping[int | str, str]"]
+_GIVEN = 'write schedule={"cpu": "vectorize(i, 8)"}, or {"cpu": {0: "vectorize(i, 8)"}} of loops'
 
 
 def entries(given: Given, kernel: str, lines: Sequence[int], span: Span) -> list[Entry]:
     """What ``kernel(schedule=...)`` says, as ``Options.schedules`` has it. Raises
     ``ScheduleError``."""
     found: list[Entry] = []
+    if not isinstance(given, Mapping):  # of callers without a type checker
+        raise ScheduleError(f"`schedule={given!r}` says for no device", span, _GIVEN)
     for device, texts in given.items():
         each: Mapping[Any, str] = texts if isinstance(texts, Mapping) else {None: texts}
         for loop, text in each.items():
@@ -31,6 +34,8 @@ def entry(
     Raises ``ScheduleError``."""
     if device not in DEVICES:
         raise ScheduleError(f"there is no device `{device}`", span, 'write "cpu" or "cuda"')
+    if not isinstance(text, str):  # of callers without a type checker
+        raise ScheduleError(f"the schedule `{text!r}` is no text", span, _GIVEN)
     try:
         parse(text)
     except ScheduleError as error:

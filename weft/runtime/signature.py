@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -29,6 +30,7 @@ DTYPES: dict[torch.dtype, str] = {d.torch: d.name for d in dtypes.DTYPES.values(
 # By weft's names and the IR's.
 TORCH_DTYPES: dict[str, torch.dtype] = {n: d for d, n in DTYPES.items()} | {"i1": torch.bool}
 _SCALARS = ("float", "int", "bool")
+_ANY = inspect.Parameter.POSITIONAL_OR_KEYWORD
 COMPLEX = frozenset([torch.complex64, torch.complex128])
 _COMPLEX_NUMBERS = (complex, np.complexfloating)
 _PLAIN = (torch.Tensor, int, float, str, type(None))
@@ -86,14 +88,22 @@ def spec_of(arg: RegionArg, value: Any, span: Span | None = None) -> Spec:
         return _constant(arg.name, value, span)
     if arg.parameter is not None and arg.parameter.kind:
         check_argument(arg.parameter, value, span)
-        if arg.parameter.kind in _SCALARS and value is not None:
+        if arg.parameter.is_variadic and isinstance(value, tuple | list):
+            one = replace(arg, parameter=replace(arg.parameter, position=_ANY))
+            return TupleSpec(tuple(spec_of(one, item, span) for item in value))
+        if arg.parameter.kind in _SCALARS and scalar_kind(value):
             return ScalarSpec(arg.parameter.kind, arg.parameter.dtype)
     return value_spec(arg.name, value, span)
 
 
 def check_argument(parameter: Parameter, value: Any, span: Span | None = None) -> None:
-    """Refuses what is not as the annotation of ``parameter`` says."""
-    if not isinstance(value, torch.Tensor):
+    """Refuses what is not as the annotation of ``parameter`` says; of ``*args`` and ``**kwargs``,
+    each of them."""
+    if parameter.is_variadic and isinstance(value, tuple | list | dict):
+        for place, item in value.items() if isinstance(value, dict) else enumerate(value):
+            one = replace(parameter, name=f"{parameter.name}[{place!r}]", position=_ANY)
+            check_argument(one, item, span)
+    elif not isinstance(value, torch.Tensor):
         _check_kind(parameter.name, parameter, value, span)
         if parameter.kind in _SCALARS and value is not None:
             _check_range(parameter.name, value, parameter.dtype, span)

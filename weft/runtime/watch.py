@@ -497,13 +497,23 @@ def _arguments(
                 sides: Any = MatrixType if len(element) == 2 else VectorType
                 value.element = sides(*element, kind.kind, kind)
             continue
-        if isinstance(annotation, DType) and isinstance(value, bool | int | float):
-            bound.arguments[name] = annotation(value)
-        elif annotation is float and isinstance(value, int):
-            bound.arguments[name] = float(value)  # as the compiled kernel, and PyTorch's operators
+        if parameter is not None and parameter.is_variadic and isinstance(value, tuple):
+            bound.arguments[name] = tuple(_passed(annotation, v, watch) for v in value)
+        elif parameter is not None and parameter.is_variadic and isinstance(value, dict):
+            passed = {k: _passed(annotation, v, watch) for k, v in value.items()}
+            bound.arguments[name] = passed
         else:
-            bound.arguments[name] = watch.wrap(value)
+            bound.arguments[name] = _passed(annotation, value, watch)
     return bound
+
+
+def _passed(annotation: Any, value: Any, watch: Watch) -> Any:
+    """An argument as the annotation has it."""
+    if isinstance(annotation, DType) and isinstance(value, bool | int | float):
+        return annotation(value)
+    if annotation is float and isinstance(value, int):
+        return float(value)  # as the compiled kernel, and PyTorch's operators
+    return watch.wrap(value)
 
 
 def run(
@@ -546,7 +556,8 @@ def interpreted(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
              if n in kwargs and n not in kernel.signature.parameters}  # fmt: skip
     if kernel.tuning is not None:
         args, kwargs = kernel.tuning.completed(kernel, args, kwargs)
-    args, kwargs = kernel.recast(args, kwargs)  # as a call would
+    kernel.bind(args, kwargs)  # raises what a call would
+    args, kwargs = kernel.recast(args, kwargs)
     try:
         return run(kernel.function, args, kwargs, kernel.source, **asked)
     except OverflowError:

@@ -131,6 +131,7 @@ def compile_for(
 def lowered_loops(kernel: Kernel, *args: Any, **kwargs: Any) -> list[Function]:
     """The IR of each device loop that a call with these arguments would launch, in order. Tensors
     may be on "meta"."""
+    kernel.bind(args, kwargs)
     launchers = [Launcher(r, kernel.source, kernel.options) for r in kernel.parts.regions]
 
     def lowered(launcher: Launcher, values: tuple[Any, ...]) -> Function:

@@ -11,7 +11,7 @@ import torch
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import weft
-from weft.errors import GradientError, KernelIndexError, KernelValueError
+from weft.errors import GradientError, KernelIndexError, KernelTypeError, KernelValueError
 from weft.pytorch.batches import under_vmap
 from weft.runtime.function import CompiledFunction
 from weft.runtime.launch import Launcher
@@ -757,3 +757,22 @@ def test_a_batch_of_gradients_is_that_of_the_numbers_drawn(kernel: Any, randomne
     (rows,) = vmap(pulled, randomness=randomness)(torch.eye(6, dtype=F64).reshape(6, 2, 3))
     close(rows.reshape(6, 6).diagonal(), y.reshape(6))
     assert (y[0] != y[1]).all()
+
+
+@weft.kernel
+def doubled_if_many(x: torch.Tensor) -> torch.Tensor:
+    if x.shape[0] > 1:
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = 2 * x[i]
+        return out
+    return x
+
+
+def test_an_argument_that_is_returned_in_one_place_alone() -> None:
+    with pytest.raises(KernelTypeError) as raised:
+        vmap(doubled_if_many)(drawn(2, 3))
+    assert raised.value.message == "`doubled_if_many` returns different things in different places"
+    assert raised.value.help == (
+        "an operator gives back its argument always or never: return x.clone()"
+    )

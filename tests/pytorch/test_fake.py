@@ -1,5 +1,7 @@
 """The host part on fake tensors."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -165,3 +167,61 @@ def test_a_graph_holds_a_vector_between_loops() -> None:
     for n in (4, 7):
         x = torch.randn(n, 2, dtype=torch.float64)
         torch.testing.assert_close(call(x, 0.5 * n), (in_box_by_torch(x), x * 0.5 * n + n))
+
+
+def made_by_zeros(v: torch.Tensor) -> torch.Tensor:
+    f = weft.zeros(8, weft.f64)
+    for i in range(v.shape[0]):
+        f[i] = v[i] * v[i]
+    out = torch.empty_like(v)
+    for i in range(v.shape[0]):
+        out[i] = 3 * f[i]
+    return out
+
+
+def made_by_field(v: torch.Tensor) -> torch.Tensor:
+    f = weft.field(weft.f64, shape=8)
+    for i in range(v.shape[0]):
+        f[i] = v[i] * v[i]
+    out = torch.empty_like(v)
+    for i in range(v.shape[0]):
+        out[i] = 3 * f[i]
+    return out
+
+
+@pytest.mark.parametrize("function", [made_by_zeros, made_by_field])
+def test_arrays_and_fields_that_the_host_part_makes(function: Any) -> None:
+    """A fake tensor is no field: torch refused to make one of it."""
+    torch._dynamo.reset()
+    kernel = weft.kernel(function)
+    x = torch.rand(3, dtype=torch.float64, requires_grad=True)
+    graph = torch.compile(kernel, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(graph(x), 3 * x * x)
+    (slope,) = torch.autograd.grad(graph(x).sum(), x)
+    torch.testing.assert_close(slope, 6 * x)
+
+    class Module(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return kernel(x)
+
+    x = x.detach()
+    torch.testing.assert_close(torch.export.export(Module(), (x,)).module()(x), 3 * x * x)
+
+
+def test_a_field_of_vectors_that_the_host_part_makes_is_refused_there() -> None:
+    @weft.kernel
+    def kernel(v: torch.Tensor) -> torch.Tensor:
+        f = weft.field(weft.math.vec2, shape=8)
+        out = torch.empty_like(v)
+        for i in range(v.shape[0]):
+            f[i] = weft.math.vec2(v[i], v[i])
+            out[i] = f[i].x
+        return out
+
+    x = torch.rand(3)
+    torch.testing.assert_close(kernel(x), x)
+    with FakeTensorMode() as mode, pytest.raises(weft.KernelTypeError) as raised:
+        kernel(mode.from_tensor(x))
+    assert raised.value.message == (
+        "a field of vectors, with an offset or a gradient is made under torch.compile"
+    )

@@ -225,3 +225,26 @@ def test_a_result_is_of_the_type_of_the_first_call_in_later_ones():
     x = torch.ones(4).as_subclass(tensors.Plain)
     assert {type(double(x)) for _ in range(20)} == {tensors.Plain}
     assert {type(double(x.as_subclass(torch.Tensor))) for _ in range(20)} == {torch.Tensor}
+
+
+@weft.kernel
+def squared_again(v: torch.Tensor) -> torch.Tensor:
+    a = v.clone()
+    for i in range(v.shape[0]):
+        a[i] = a[i] * v[i]
+    return a
+
+
+def test_a_batch_of_tangents_of_what_a_loop_overwrites_is_refused():
+    """Torch asks that they are changed in place, and tells it by memory that batches have not."""
+    x = torch.rand(3)
+    torch.testing.assert_close(torch.func.jacfwd(squared_again)(x), torch.diag(2 * x))
+    with pytest.raises(weft.errors.GradientError) as raised:
+        torch.autograd.functional.jacobian(
+            squared_again, x, vectorize=True, strategy="forward-mode"
+        )
+    assert raised.value.message == (
+        "the tangents are a batch, and the loop overwrites `a`, which has some: torch cannot "
+        "follow that"
+    )
+    assert raised.value.help == ("call torch.func.jacfwd in place of jacobian(..., vectorize=True)")

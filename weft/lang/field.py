@@ -13,7 +13,7 @@ import operator
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, SupportsIndex
+from typing import Any, ClassVar, SupportsIndex, cast
 
 import numpy as np
 import torch
@@ -536,6 +536,13 @@ def field(
         element = Placed(element, checked_offset(offset, lattice))
     extents = lattice + (element.shape if element is not None else ())
     made = torch.zeros(extents, dtype=kind.torch, device=device or Field.defaults.device)
+    if type(made) is not torch.Tensor:  # where PyTorch follows shapes alone
+        if element is None and not needs_grad and not needs_dual:
+            return cast(Field, made)
+        raise KernelTypeError(
+            "a field of vectors, with an offset or a gradient is made under torch.compile",
+            help="make it outside of the kernel, and pass it",
+        )
     # No view, so that autograd follows what is written to it.
     stays = Field.defaults.on and made.device.type == "cpu" and device is None
     result: Field = Field.resident(made) if stays else torch.Tensor._make_subclass(Field, made)
@@ -585,5 +592,7 @@ def zeros(shape: int | Sequence[int], dtype: Any = f32, most: int | None = None)
 
         return Bounded([kind(0)] * extents[0], kind, most)
     made = torch.zeros(extents, dtype=kind.torch, device="cpu")  # which vmap has to see
+    if type(made) is not torch.Tensor:  # where PyTorch follows shapes alone
+        return made
     with quietly():
         return made.as_subclass(Array)

@@ -308,6 +308,13 @@ def launch(
     call = Call(loop, fixed, None, wanted, run, [])
     if tangents:
         call.along = Along(loop, values, tangents, on_samples)
+        again = next((k for k in loop.written if k in tangents), None)
+        if call.along.batches and again is not None:
+            raise GradientError(
+                f"the tangents are a batch, and the loop overwrites `{loop.names[again]}`, which "
+                "has some: torch cannot follow that", loop.function.span,
+                help="call torch.func.jacfwd in place of jacobian(..., vectorize=True)",
+            )  # fmt: skip
     if recording:
         made = loop.reversed(wanted, frozenset(loop.written) - wanted)
         if made.steps or tangents:

@@ -558,8 +558,12 @@ def one_return(kernel: KernelLike) -> Returned:
     """What all ``return`` statements give. Raises ``KernelTypeError`` where they differ in form."""
     forms = list(dict.fromkeys(kernel.parts.returns))
     if len(forms) > 1:
+        help = "an operator has one kind of result: return the same number of tensors everywhere"
+        named = [n for f in forms for n in (f if isinstance(f, tuple) else (f,)) if n]
+        if named and len({len(f) if isinstance(f, tuple) else f is None for f in forms}) == 1:
+            help = f"an operator gives back its argument always or never: return {named[0]}.clone()"
         raise KernelTypeError(
             f"`{kernel.__name__}` returns different things in different places", kernel.span,
-            help="an operator has one kind of result: return the same number of tensors everywhere",
+            help=help,
         )  # fmt: skip
     return forms[0] if forms else None

@@ -18,7 +18,7 @@ def entries(given: Given, kernel: str, lines: Sequence[int], span: Span) -> list
     """What ``kernel(schedule=...)`` says, as ``Options.schedules`` has it. Raises
     ``ScheduleError``."""
     found: list[Entry] = []
-    if not isinstance(given, Mapping):  # of callers without a type checker
+    if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ScheduleError(f"`schedule={given!r}` says for no device", span, _GIVEN)
     for device, texts in given.items():
         each: Mapping[Any, str] = texts if isinstance(texts, Mapping) else {None: texts}
@@ -34,7 +34,7 @@ def entry(
     Raises ``ScheduleError``."""
     if device not in DEVICES:
         raise ScheduleError(f"there is no device `{device}`", span, 'write "cpu" or "cuda"')
-    if not isinstance(text, str):  # of callers without a type checker
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ScheduleError(f"the schedule `{text!r}` is no text", span, _GIVEN)
     try:
         parse(text)

@@ -142,6 +142,16 @@ def test_a_long_sum_goes_along_with_the_loop_and_its_bits_do_not_depend_on_threa
     torch.testing.assert_close(found[0][0], g * w.detach())
 
 
+@pytest.mark.parametrize(("rows", "said"), [
+    (100, "d.w: gather"), (128, "d.w for each chunk of the loop: 12,800 bytes"),
+    (400, "of the loop: 40,000 bytes"), (9000, "of the loop: 204,800 bytes"),
+])  # fmt: skip
+def test_so_many_chunks_of_a_long_sum(rows: int, said: str) -> None:
+    """16, 50 and 256 copies of 200 numbers."""
+    text = scaled.backward.inspect(torch.randn(rows, 200), torch.randn(200))
+    assert f"{said}\n" in text
+
+
 def test_inspect_says_how_many_bytes():
     x = torch.randn(100)
     text = weft.kernel(k.pick.function).backward.inspect(x, torch.randint(0, 100, (1 << 16,)))

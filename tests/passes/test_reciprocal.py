@@ -196,3 +196,36 @@ def test_what_turns_carry_and_compose_is_left_to_schedules() -> None:
     np.testing.assert_array_equal(*found)
     product = parsed(CARRIED.replace("arith.addf %s, %2", "arith.mulf %s, %s"))
     assert divided(reciprocal(product, carried=False)) == []  # no scan: what has an order
+
+
+AROUND = """
+func.func @f(%x: memref<?xf32>, %y: memref<?xf32>, %d: f32) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %n = "weft.dim"(%x) {axis = 0} : (memref<?xf32>) -> index
+  scf.for %i = %c0 to %n step %c1 {
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%s = %d) -> (f32) {
+      %1 = memref.load %x[%j] : memref<?xf32>
+      %2 = arith.divf %1, %d : f32
+      %3 = arith.addf %s, %2 : f32
+      scf.yield %3 : f32
+    }
+    %4 = arith.divf %r, %d : f32
+    memref.store %4, %y[%i] : memref<?xf32>
+    scf.yield
+  }
+  func.return
+}
+"""
+
+
+def test_what_a_loop_with_loops_inside_divides_is_divided() -> None:
+    function = reciprocal(parsed(AROUND))
+    verify(function)
+    outer = next(op for op in function.body.ops if op.name == "scf.for")
+    inner = next(op for op in outer.body.ops if op.name == "scf.for")
+    divided = [[op.name for op in loop.body.ops].count("arith.divf") for loop in (outer, inner)]
+    assert divided == [2, 0]  # the sum, and the reciprocal in front of the loop
+    x, y = np.float32([1.0, 5.0, -7.5]), np.zeros(3, np.float32)
+    interp.run(function, [x, y, np.float32(3.0)])
+    np.testing.assert_allclose(y, (3 + (x / 3).sum()) / 3, rtol=1e-6)

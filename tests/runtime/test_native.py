@@ -1120,7 +1120,8 @@ def test_launches_that_autograd_is_told_of_within_another():
 
         def __del__(self):
             k = next(numbers)
-            seen.append((k, kernel(x * k, 3.0)))
+            recorded = torch.is_grad_enabled()  # not within a forward of another
+            seen.append((k, recorded, kernel(x * k, 3.0)))
 
     def launch():
         for _ in range(300):
@@ -1143,8 +1144,13 @@ def test_launches_that_autograd_is_told_of_within_another():
     for one in others:
         torch.testing.assert_close(torch.autograd.grad(one.sum(), x)[0], torch.full((4,), 2.0))
     assert len(seen) == 900
-    for k, one in seen:
-        torch.testing.assert_close(torch.autograd.grad(one.sum(), x)[0], torch.full((4,), 3.0 * k))
+    for k, recorded, one in seen:
+        torch.testing.assert_close(one.detach(), 3 * k * x.detach())
+        assert one.requires_grad is recorded
+        if recorded:
+            (found,) = torch.autograd.grad(one.sum(), x)
+            torch.testing.assert_close(found, torch.full((4,), 3.0 * k))
+    assert any(recorded for _, recorded, _ in seen)
 
 
 def test_gradients_of_several_sizes_have_builtins():

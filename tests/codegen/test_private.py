@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 import threading
 import time
 from typing import Any
@@ -230,8 +231,12 @@ def test_that_they_cannot_be_compiled_is_no_wrong_number(
     monkeypatch.setattr(threading.Thread, "start", slowly)
 
     def interrupted() -> None:
-        counted(count, 100_000, 2)
-        time.sleep(5)  # it comes a moment later
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:  # a shell without job control has tests in the background take no notice of it
+            counted(count, 100_000, 2)
+            time.sleep(5)  # it comes a moment later
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     monkeypatch.setattr(build.Compiled, "rare_address", fails)
     if error is KeyboardInterrupt:

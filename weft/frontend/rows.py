@@ -40,6 +40,7 @@ from weft.frontend.kinds import (
 )
 from weft.ir import types as ir
 from weft.ir.core import Block, Function, Op, Value
+from weft.ir.made import made_alike
 from weft.ir.views import constant_of, written_by
 from weft.values import frozen
 
@@ -241,19 +242,12 @@ def require_some(cx: Lowering, size: Index, what: str, span: Span) -> None:
 
 def same_value(a: Value, b: Value) -> bool:
     """Whether two values are computed alike."""
-    asked, open_ = set[tuple[Value, Value]](), [(a, b)]
-    while open_:
-        a, b = pair = open_.pop()
-        if a is b or pair in asked:
-            continue
-        asked.add(pair)
-        x, y = a.op, b.op
-        if x is None or y is None or x.name != y.name or x.attrs != y.attrs or x.regions:
-            return False
-        if x.name != "memref.dim" and not x.name.startswith("arith."):
-            return False
-        open_ += zip(x.operands, y.operands, strict=True)
-    return True
+    return made_alike(a, b, _alike)
+
+
+def _alike(x: Op, y: Op) -> bool:
+    pure = x.name == "memref.dim" or x.name.startswith("arith.")
+    return pure and x.name == y.name and x.attrs == y.attrs and not x.regions
 
 
 def _one(size: Index) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
+from weft.ir.made import made_alike
 from weft.ir.ops import OPS
 from weft.ir.types import f32, f64
 from weft.ir.views import For, Select, is_constant, made_by
@@ -191,19 +192,9 @@ def _known(
 
 def _equal(a: Value, b: Value) -> bool:
     """Whether two values are the same quotient or product, perhaps made twice."""
-    asked, open_ = set[tuple[Value, Value]](), [(a, b)]
-    while open_:
-        a, b = pair = open_.pop()
-        if a is b or pair in asked:
-            continue
-        asked.add(pair)
-        one, other = a.op, b.op
-        if one is None or other is None or one.name != other.name:
-            return False
-        if one.name not in ("arith.mulf", "arith.divf"):
-            return False
-        open_ += zip(one.operands, other.operands, strict=True)
-    return True
+    return made_alike(
+        a, b, lambda x, y: x.name == y.name and x.name in ("arith.mulf", "arith.divf")
+    )
 
 
 def _sign(value: Value) -> tuple[Value, bool]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 
 from weft.ir.core import Function, Op, Value, below, defined, walk
-from weft.ir.ops import OPS
+from weft.ir.made import pure_parts
 from weft.ir.types import compute_type, i1
 from weft.ir.views import Parallel, constant_of, memory
 from weft.passes.carry import Accumulating, Element
@@ -52,7 +52,7 @@ def _plan(parallel: Op, *, strict: bool) -> dict[Op, Element]:
             element, combiner = memref.memref.element, op.attrs["kind"]
             ordered = strict and combiner in ("addf", "mulf")
             fits = compute_type(element) is element is not i1 and not ordered
-            if fits and not is_local(memref) and all(_invariant(v, inside) for v in at):
+            if fits and not is_local(memref) and pure_parts(at, inside) is not None:
                 same = (numbers.setdefault(n, v) if (n := constant_of(v)) is not None else v
                         for v in at)  # fmt: skip
                 if (updates := arrays.setdefault(memref, {})) is not None:
@@ -73,20 +73,6 @@ def _apart(updates: dict[Op, Element]) -> bool:
     kinds = {(element, op.attrs["kind"]) for op, element in updates.items()}
     pairs = combinations(elements, 2)
     return len(kinds) == len(elements) and all(subscripts_differ(a[1:], b[1:]) for a, b in pairs)
-
-
-def _invariant(value: Value, inside: Collection[Value]) -> bool:
-    """Whether ``value`` is there in front of the loop, or may be computed there."""
-    seen, waiting = set[Value](), [value]
-    while waiting:
-        one = waiting.pop()
-        if one in seen or one not in inside:
-            continue
-        seen.add(one)
-        if one.op is None or one.op.regions or not OPS[one.op.name].pure:
-            return False
-        waiting += one.op.operands
-    return True
 
 
 class _Recogniser(Accumulating):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from weft.index.access import Access, Extraction
 from weft.index.budget import Budget
 from weft.index.races import proven_apart
 from weft.ir.core import Function, Op, Value, below, defined, walk
+from weft.ir.made import pure_parts
 from weft.ir.ops import OPS
 from weft.ir.types import compute_type, i1
 from weft.ir.views import Parallel, is_constant, memory, surely_less
@@ -83,8 +84,9 @@ def _plan(parallel: Op, extraction: Extraction, budget: Budget) -> _Plan | None:
     for op in walk(parallel.body):
         if op.name == "memref.atomic_rmw":
             memref, at, _ = memory(op)
-            if not _made_of(at, made, used):
+            if (parts := pure_parts(at, made)) is None:
                 return None
+            used |= parts
             updates[op] = (memref, *at)
     elements = dict.fromkeys(updates.values())
     if len({memref for memref, *_ in elements}) < len(elements):
@@ -102,20 +104,6 @@ def _plan(parallel: Op, extraction: Extraction, budget: Budget) -> _Plan | None:
         return None
     certain = {element for op, element in updates.items() if op in parallel.body.ops}
     return _Plan(outer, inner, updates, certain)
-
-
-def _made_of(values: Sequence[Value], made: Collection[Value], used: set[Value]) -> bool:
-    """Whether ``values`` are made by pure operations, of those that an iteration has ``made``; what
-    they are made of goes to ``used``."""
-    open_ = list(values)
-    while open_:
-        value = open_.pop()
-        if value in made and value not in used:
-            if value.op is None or value.op.regions or not OPS[value.op.name].pure:
-                return False
-            open_ += value.op.operands
-        used.add(value)
-    return True
 
 
 def _serial(access: Access, ivs: set[Value]) -> Access:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from weft.ir.builder import Rewriter, identity
 from weft.ir.core import Block, Function, Op, Value, defined, walk
+from weft.ir.made import pure_parts
 from weft.ir.ops import OPS
 from weft.ir.trips import trip_count
 from weft.ir.types import MemRefType, f64, i1, i64, index
@@ -95,7 +96,8 @@ def _reduction(function: Function, parallel: Op) -> _Reduction | None:
             return None
         memref, at, _ = memory(store)
         fits = memref in function.args and memref.memref.layout == "contiguous"
-        if not fits or memref.memref.element is not result.type or not _pure(at, inside, body.args):
+        made = pure_parts(at, inside.difference(body.args))
+        if not fits or memref.memref.element is not result.type or made is None:
             return None
         own.append(store)
     for op in walk(body):
@@ -113,20 +115,6 @@ _KINDS = {
     "addf", "maximumf", "minimumf", "maxnumf", "minnumf", "addi", "muli", "maxsi", "minsi",
     "maxui", "minui", "andi", "ori", "xori",
 }  # fmt: skip
-
-
-def _pure(values: Sequence[Value], inside: set[Value], indices: Sequence[Value]) -> bool:
-    """Whether ``values`` follow from ``indices`` by pure operations."""
-    asked, open_ = {*indices}, [*values]
-    while open_:
-        value = open_.pop()
-        if value in asked or value not in inside:
-            continue
-        asked.add(value)
-        if value.op is None or value.op.regions or not OPS[value.op.name].pure:
-            return False
-        open_ += value.op.operands
-    return True
 
 
 class _Marks(Rewriter):

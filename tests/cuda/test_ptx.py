@@ -299,6 +299,22 @@ def test_products_are_fused_unless_mathematics_is_strict() -> None:
     assert "fma.rn.f32" not in weft.compile_for("sm_90", strict, *args).ptx
 
 
+@weft.kernel
+def products_less_themselves(x, y):
+    for i in range(x.shape[0]):
+        p = x[i] * y[i]
+        x[i] = p - p
+        q = x[i] * 2.5
+        y[i] = -q + q
+
+
+def test_no_product_is_fused_with_itself() -> None:
+    """Infinite times what rounding leaves of ``p - p`` is infinite; times 0 it is NaN."""
+    text = weft.compile_for("sm_90", products_less_themselves, empty(9), empty(9)).ptx
+    assert "mul" in text
+    assert "fma" not in text
+
+
 def test_float_atomics_are_native() -> None:
     for dtype, word in (
         (torch.float32, "add.f32"),

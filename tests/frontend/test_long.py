@@ -145,3 +145,18 @@ def f(x, y, n: int, out):
     assert x.grad is not None
     assert x.grad.isfinite().all()
     f.schedules(x.detach().float(), y.detach().float(), 3, expected.float(), device="cuda")
+
+
+def test_numbers_that_move_along_40_names(imported: Imported) -> None:
+    """Each round of lowering finds out that one more of them is no integer."""
+    names = [f"v{k}" for k in range(40)]
+    moves = "".join(f"            v{k} = v{k - 1}\n" for k in range(39, 0, -1))
+    f = imported(
+        "def f(x, o):\n    for i in o:\n"
+        + "".join(f"        {name} = 0\n" for name in names)
+        + f"        for t in range(3):\n{moves}            v0 = v0 + x[i]\n"
+        + f"        o[i] = {' + '.join(f'{k + 1} * {name}' for k, name in enumerate(names))}\n"
+    )
+    x, o = torch.rand(5, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
+    f(x, o)
+    torch.testing.assert_close(o, 10 * x)

@@ -191,10 +191,15 @@ def _same_memory(value: torch.Tensor, moved: torch.Tensor) -> bool:
     """Whether what the levels of transforms hold of both is equal; False where it is traced."""
     if torch._C._len_torch_dispatch_stack() > 0:
         return False
-    while torch._C._functorch.is_functorch_wrapped_tensor(value):
-        value, moved = map(torch._C._functorch.get_unwrapped, (value, moved))
+    value, moved = map(_unwrapped, (value, moved))
     with torch._C._DisableFuncTorch():  # what is compared is a number for each of the batch
         return torch.equal(value.detach().cpu(), moved.detach().cpu())
+
+
+def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def _copied(storage: torch.UntypedStorage, device: str) -> torch.UntypedStorage:

@@ -15,7 +15,7 @@ from weft.codegen.emit import INDEX_BITS, Emitter, llvm_type
 from weft.ir import float8
 from weft.ir.core import Op, Value
 from weft.ir.types import ScalarType, bf16, f8e5m2, f16, f32, f64, i1, i16, i32
-from weft.ir.views import For, constant_of
+from weft.ir.views import For, constant_of, made_by
 
 Rule = Callable[[Emitter, Op, list[str]], Sequence[str]]
 
@@ -286,12 +286,24 @@ def _select_rule(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 # -- floats
 
 
+def _cancels(op: Op) -> bool:
+    """Whether ``op`` takes a value from itself: ``p - p``, ``p + -p``."""
+    if op.name == "arith.subf":
+        return op.left is op.right
+    if op.name != "arith.addf":
+        return False
+    pairs = ((op.left, op.right), (op.right, op.left))
+    return any((by := made_by(a, "arith.negf")) and by.operand is b for a, b in pairs)
+
+
 def _float_binary(instruction: str) -> Rule:
     def emit(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         a, b = operands
         # Sums of many terms may be reordered; products may not: they could overflow on the way.
         any_order = "reassociate" in op.attrs
         flags = e.reordered if any_order else e.fast
+        if _cancels(op):  # 0 where a product is finite; contracted it would be what rounding left
+            flags = ""
         return [e.inst(f"{instruction} {flags}{e.type(op.result.scalar)} {a}, {b}")]
 
     return emit

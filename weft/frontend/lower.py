@@ -107,7 +107,7 @@ def lower(
     sources: dict[Any, FunctionSource] = {}  # what rounds note at nodes stays
     homes: dict[tuple[Any, ...], Form] = {}
     rounds, known = 0, len(homes)
-    while rounds < MOST_ROUNDS:
+    while rounds < MOST_ROUNDS + 3 * len(kinds):  # one may widen one variable: int, float, f64
         rounds += 1
         kinds = {key: kind for key, kind in kinds.items() if not isinstance(kind, OpaqueKind)}
         lowering = Lowering(region, specs, source, kinds, debug, sources=sources, homes=homes)

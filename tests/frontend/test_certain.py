@@ -11,6 +11,8 @@ import torch
 
 import weft
 
+TRUE = True
+
 
 @dataclass
 class Point:
@@ -203,8 +205,27 @@ def ways_that_go_on(x, out):
         out[i] += v
 
 
+def constant_ways(x, out):
+    for i in range(out.shape[0]):
+        c = 0
+        for j in range(5):
+            if x[i] > 0.2 * j:
+                if j <= abs(i - c):
+                    continue
+                k = j % 3
+            elif TRUE:
+                continue
+            elif x[i] > 0.5:
+                k = 2
+            else:
+                k = 1
+            c += k
+        out[i] = c
+
+
 KERNELS = [
     ways_that_go_on,
+    constant_ways,
     number,
     object_,
     else_goes_on,
@@ -334,6 +355,29 @@ def some_ways_that_go_on(x, out):
             out[i] += k
 
 
+def a_way_that_goes_on_without(x, out):
+    for i in range(out.shape[0]):
+        for j in range(3):
+            if x[i] > 0:
+                if x[i] > 1:
+                    k = 1
+                    continue
+            else:
+                k = 2
+            out[i] += k + j
+
+
+def a_constant_way_without(x, out):
+    for i in range(out.shape[0]):
+        for j in range(3):
+            if x[i] > 0:
+                k = 1
+            else:
+                for _ in weft.static(range(2)):
+                    break
+            out[i] += k + j
+
+
 def after_the_ways(x, out):
     for i in range(out.shape[0]):
         for j in range(x.shape[0]):
@@ -347,7 +391,7 @@ def after_the_ways(x, out):
 
 
 REFUSED = [
-    some_ways_that_go_on, after_the_ways,
+    some_ways_that_go_on, a_way_that_goes_on_without, a_constant_way_without, after_the_ways,
     one_break_without, break_in_an_else, some_branch_of_the_else, read_before, some_turns,
     turns_before_a_break, some_of_a_condition, read_by_its_condition,
 ]  # fmt: skip

@@ -143,7 +143,7 @@ def unless(flag: str, body: list[ast.stmt], at: ast.AST, guard: bool = True) -> 
     flag, too, so that names which are assigned in it are read in no other case."""
     test = ast.UnaryOp(ast.Not(), ast.Name(flag, ast.Load()))
     node = placed(ast.If(test, body, []), at)
-    node.weft_guard = guard  # type: ignore[attr-defined]
+    node.weft_jumps = False, guard  # type: ignore[attr-defined]
     return node
 
 
@@ -229,7 +229,8 @@ def _branch(
     skip = flag or _skip(scope, function)
     first = _if(node, node.body, node.orelse, scope, function, skip)
     # Where one side jumps, what the other assigns is read on paths alone that it has reached.
-    first.weft_guard = _always(node.body) or _always(node.orelse)  # type: ignore[attr-defined]
+    first.weft_jumps = _always(node.body), _always(node.orelse)  # type: ignore[attr-defined]
+    first.weft_flag = skip  # type: ignore[attr-defined]
     result: list[ast.stmt] = [first]
     if rest:
         after = _statements(rest, scope, function, flag) or [ast.copy_location(ast.Pass(), node)]

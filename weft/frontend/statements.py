@@ -374,7 +374,7 @@ def branch(cx: Lowering, node: ast.If) -> None:
     if isinstance(test, Static):
         cx.block(node.body if test.value else node.orelse)
         return
-    guard = getattr(node, "weft_guard", False)
+    jumps = getattr(node, "weft_jumps", (False, False))
     names = assigned([*node.body, *node.orelse])
     before = dict(cx.frame.env)
     op = cx.builder.if_(test.value)
@@ -385,7 +385,11 @@ def branch(cx: Lowering, node: ast.If) -> None:
             cx.block(body)
         ends.append(cx.frame.env)
     cx.frame.env = before
-    _merge(cx, op, names, ends, guard, cx.span(node), [*node.body, *node.orelse])
+    # A side whose conditions are constant may be found to jump wherever it leads.
+    flags = [end.get(getattr(node, "weft_flag", "")) for end in ends]
+    known = [isinstance(flag, Static) and flag.value is True for flag in flags]
+    left = [j or k for j, k in zip(jumps, known, strict=True)]
+    _merge(cx, op, names, ends, left, cx.span(node), [*node.body, *node.orelse])
 
 
 def _merge(
@@ -393,12 +397,12 @@ def _merge(
     op: Op,
     names: dict[str, int],
     ends: list[dict[str, Operand]],
-    guard: bool,
+    left: list[bool],
     span: Span,
     body: list[ast.stmt],
 ) -> None:
-    """Joins what the two branches of ``op`` left in ``names``; ends both with scf.yield.
-    ``body``: their statements."""
+    """Joins what the two branches of ``op`` left in ``names``; ends both with scf.yield. ``left``:
+    which of them always jump, so that nothing behind is read there. ``body``: their statements."""
     yields: list[list[Value]] = [[], []]
     for name in names:
         sides = [end.get(name) for end in ends]
@@ -415,7 +419,8 @@ def _merge(
             continue
         kind = cx.widen(name, present, span)
         opaque = isinstance(kind, OpaqueKind)
-        if any(missing) and (opaque or not (guard or name.startswith("."))):
+        read = any(m and not gone for m, gone in zip(missing, left, strict=True))
+        if any(missing) and (opaque or (read and not name.startswith("."))):
             cx.frame.env[name] = Unbound("it is assigned in only one branch of an `if`")
             continue
         if opaque:

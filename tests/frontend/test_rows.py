@@ -317,6 +317,76 @@ def test_what_would_change_its_meaning_is_refused() -> None:
     )
 
 
+def items_behind(x, out):
+    for i in range(x.shape[0]):
+        for j, v in enumerate(2.0 * x[i]):
+            x[i, j] = v + 1
+        for j, v in zip(range(3), x[i] * x[i], strict=True):
+            x[i, j] += v
+        for j, v in enumerate(x[i, 1:] - x[i, :-1]):
+            if v > 0:
+                x[i, j] = v
+                continue
+            x[i, j] -= v
+        s = 0.0
+        for v in x[i] * 2.0:
+            s += v
+            x[i, 0] = s
+            out[i, 1] += v
+        for v in x[i]:  # a part is no copy
+            x[i, 2] += v
+        t = sum(v for v in x[i] * 2.0)
+        for _ in range(2):
+            x[i, 1] += max(x[i] * 2.0) + t
+
+
+def test_items_of_what_is_computed_are_stored_behind_their_turn() -> None:
+    x, out = torch.randn(5, 3, dtype=torch.float64), torch.zeros(5, 3, dtype=torch.float64)
+    expected = x.clone(), out.clone()
+    items_behind(*(t.numpy() for t in expected))
+    weft.kernel(items_behind)(x, out)
+    torch.testing.assert_close((x, out), expected)
+
+
+def test_items_of_what_is_computed_are_no_later_numbers() -> None:
+    """Python computes all of them before the first turn."""
+
+    def ahead(x, out):
+        for i in range(x.shape[0]):
+            for j, v in enumerate(x[i] * 2.0):
+                x[i, (j + 1) % 3] += v
+
+    def whole(x, out):
+        for i in range(x.shape[0]):
+            for v in 1.0 * x[i]:
+                x[i] = x[i] * 0.5 + v
+
+    def backward(x, out):
+        for i in range(x.shape[0]):
+            for v in reversed(x[i] * 2.0):
+                x[i, 0] = v
+
+    def rows(x, out):
+        for i in range(out.shape[0]):
+            for r in 2.0 * x:
+                x[1, i] = r.sum()
+
+    x, out = torch.randn(3, 3), torch.zeros(3, 3)
+    for plain, what in ((ahead, "enumerate(x[i] * 2.0)"), (whole, "1.0 * x[i]"),
+                        (backward, "reversed(x[i] * 2.0)"), (rows, "2.0 * x")):  # fmt: skip
+        message = f"`{what}` is computed of `x`, which is stored into before it is used"
+        assert refused(plain, x, out) == message
+
+    def apart(x, out):
+        for i in range(x.shape[0]):
+            for j, v in enumerate(x[i] * 2.0):
+                out[i, (j + 1) % 3] += v
+
+    weft.kernel(apart)(x, out)
+    with pytest.raises(weft.KernelValueError, match="share"):
+        weft.kernel(apart)(x, x)
+
+
 def test_arguments_that_share_memory() -> None:
     """Python computes a row before it stores it; one tensor passed twice is no harm."""
 

@@ -247,8 +247,24 @@ class _Smooth(Generator):
             row, among = self.row(), "y" if self.random.random() < 0.6 else "own"
             row = row if among == "own" or not row.startswith("own") else "y[i]"
             over = self.pick(row, row, f"reversed({row})", f"{row}[1:]", f"2.0 * {row}")
-            self.emit(indent, f"for {name} in {over if row[0] == 'y' else f'1.0 * {row}'}:")
-            self.inside(indent, min(depth + 1, 3) if row[0] == "o" else depth, self.given, name)
+            if row[0] == "y":
+                self.emit(indent, f"for {name} in {over}:")
+                self.inside(indent, depth, self.given, name)
+                return
+            # Python computes the row before the loop: one that stores beyond its turn is refused.
+            k, again = f"k{self.fresh}", self.random.random() < 0.5
+            self.emit(
+                indent,
+                f"for {f'{k}, {name}' if again else name} in "
+                f"{f'enumerate(1.0 * {row})' if again else f'1.0 * {row}'}:",
+            )
+            if again:
+                self.emit(
+                    indent + 1, f"{row[:-1]}, {k}] = weft.math.tanh({name} + {self.bounded(2)})"
+                )
+            self.owned = False
+            self.inside(indent, min(depth + 1, 3), self.given, name)
+            self.owned = True
             return
         if self.unrolled == 2:
             self.written(indent)

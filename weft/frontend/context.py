@@ -106,7 +106,7 @@ class Lowering:
     checks: list[Op] = field(default_factory=list)  # the assertions that debug mode adds
     naturals: set[Value] = field(default_factory=set)  # loop indices that are 0 or more
     shared_rows: str = ""  # see rows.note_shared
-    row_uses: list[tuple[Any, ...]] = field(default_factory=list)  # see rows.used
+    row_uses: list[Any] = field(default_factory=list)  # see row_order.py
     empty: set[tuple[Any, ...]] = field(default_factory=set)  # lists of which no item is known yet
     failed: CompileError | None = None  # a round that does not know them
     homes: dict[tuple[Any, ...], Form] = field(default_factory=dict)  # see moves.py; all rounds

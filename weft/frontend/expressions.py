@@ -22,6 +22,7 @@ from weft.frontend import (
     named,
     overflow,
     row_attributes,
+    row_order,
     rows,
     slices,
     tuple_lists,
@@ -197,7 +198,7 @@ def _name(cx: Lowering, node: ast.Name) -> Operand:
     cx.frame.check_assigned(node)
     found = cx.frame.lookup(node.id, cx.span(node), cx.guards)
     if isinstance(found, Row | Tup):
-        rows.used(cx, found, node.id, cx.span(node))
+        row_order.used(cx, found, node.id, cx.span(node))
         return found
     if isinstance(found, Varying) or not isinstance(found, Static):
         return elements.vector_of(cx, found, cx.span(node))

@@ -33,7 +33,7 @@ from weft.frontend import (
     overflow,
     reductions,
     refused,
-    rows,
+    row_order,
     statements,
     uncallable,
 )
@@ -183,7 +183,7 @@ def _run(cx: Lowering) -> Lowered:
     from_end.settle(cx, function)
     draws.number(function, cx.draws)
     if not cx.widened:
-        rows.check_order(cx, function)
+        row_order.check(cx, function)
         guarded_loads.guard(cx, function)
     guards = list({guard.place: guard for guard in cx.guards}.values())
     return Lowered(function, results, guards, _typed_source(cx))

@@ -3,9 +3,8 @@ them element by element.
 
 A row is a function from indices to an element (``kinds.Row``). Arithmetic on rows makes another
 one; a loop is made where a row is stored, reduced or gone over (``each``), and nothing is ever kept
-in memory. What Python would compute at once is thus computed later. That is the same unless
-something is stored between into what the row reads: ``check_order`` looks for that in the loop's
-IR when it is complete, and refuses it.
+in memory. What Python would compute at once is thus computed later: ``row_order.py`` refuses a loop
+where that is another number.
 """
 
 from __future__ import annotations
@@ -39,10 +38,9 @@ from weft.frontend.kinds import (
     promote,
 )
 from weft.ir import types as ir
-from weft.ir.core import Block, Function, Op, Value
+from weft.ir.core import Block, Op, Value
 from weft.ir.made import made_alike
-from weft.ir.views import constant_of, written_by
-from weft.values import frozen
+from weft.ir.views import constant_of
 
 Index = Scalar | Static
 
@@ -498,14 +496,14 @@ def _apart(a: View, b: View) -> bool:
     a constant."""
     for x, y in zip(a.axes, b.axes, strict=True):
         if isinstance(x, Value) and isinstance(y, Value):
-            (one, m), (two, n) = _offset(x), _offset(y)
+            (one, m), (two, n) = offset(x), offset(y)
             alike = one is two or (one is not None and two is not None and same_value(one, two))
             if alike and m != n:
                 return True
     return False
 
 
-def _offset(value: Value) -> tuple[Value | None, int]:
+def offset(value: Value) -> tuple[Value | None, int]:
     """A subscript as a value and a constant that is added to it."""
     number = constant_of(value)
     if number is not None:
@@ -514,81 +512,10 @@ def _offset(value: Value) -> tuple[Value | None, int]:
     if op is not None and op.name in ("arith.addi", "arith.subi"):
         right = constant_of(op.right)
         if right is not None:
-            base, more = _offset(op.left)
+            base, more = offset(op.left)
             return base, more + (int(right) if op.name == "arith.addi" else -int(right))
         left = constant_of(op.left)
         if left is not None and op.name == "arith.addi":
-            base, more = _offset(op.right)
+            base, more = offset(op.right)
             return base, more + int(left)
     return value, 0
-
-
-# --- what is computed later ---------------------------------------------------------------------
-def used(cx: Lowering, x: Operand, name: str, span: Span) -> None:
-    """Notes that computed rows in ``x``, which is read by a name, are needed here."""
-    if isinstance(x, Tup):
-        for item in x.items:
-            used(cx, item, name, span)
-    elif isinstance(x, Row) and x.since is not None and x.leaves:
-        block = cx.builder.block
-        here = (block, block.ops[-1] if block.ops else None)
-        memrefs = {leaf.tensor.memref for leaf, _ in x.leaves}
-        cx.row_uses.append((x.since, here, memrefs, name, span))
-
-
-def check_order(cx: Lowering, function: Function) -> None:
-    """Refuses a loop that stores into what a computed row reads between where the row is computed
-    and where it is needed: its elements are computed as they are needed."""
-    order = _Order(function)
-    for since, here, memrefs, name, span in cx.row_uses:
-        begin, end = order.place(*since), order.place(*here)
-        for memref, place in order.stores:
-            between = begin.number < place.number < end.number
-            around = [loop for loop in place.loops if loop in end.loops]
-            if not between and all(loop in begin.loops for loop in around):
-                continue
-            if memref not in memrefs:
-                note_shared(cx, False)
-                continue
-            raise KernelTypeError(
-                f"`{name}` is computed of `{memref.name or 'an array'}`, which is stored into "
-                "before it is used", span,
-                help="a row is computed where it is used: use it before, or store it in a tensor "
-                "of the host part first",
-            )  # fmt: skip
-    if cx.shared_rows:
-        function.attrs["rows"] = cx.shared_rows
-
-
-@frozen
-class _Place:
-    """A point of a function: how many operations begin before it, and the loops around it."""
-
-    number: int
-    loops: tuple[Op, ...]
-
-
-class _Order:
-    """Where each operation of a function stands."""
-
-    def __init__(self, function: Function) -> None:
-        self.after: dict[Any, _Place] = {}  # behind an operation, or at the start of a block
-        self.stores: list[tuple[Value, _Place]] = []
-        self.count = 0
-        self._block(function.body, ())
-
-    def _block(self, block: Block, loops: tuple[Op, ...]) -> None:
-        self.after[block] = _Place(self.count, loops)
-        for op in block.ops:
-            self.count += 1
-            memref = written_by(op)
-            if memref is not None:
-                self.stores.append((memref, _Place(self.count, loops)))
-            inside = (*loops, op) if op.name in ("scf.for", "scf.while") else loops
-            for region in op.regions:
-                self._block(region, inside)
-            self.count += 1
-            self.after[op] = _Place(self.count, loops)
-
-    def place(self, block: Block, op: Op | None) -> _Place:
-        return self.after[block if op is None else op]

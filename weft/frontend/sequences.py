@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weft.errors import KernelTypeError, Span
-from weft.frontend import casts, complexes, rows, tuple_lists
+from weft.frontend import casts, complexes, row_order, rows, tuple_lists
 from weft.frontend.context import Lowering
 from weft.frontend.kinds import (
     Items,
@@ -36,9 +36,7 @@ def items(cx: Lowering, x: Operand, span: Span) -> Items | None:
     row = rows.of(cx, x)
     if row is None:
         return None
-    if len(row.extents) == 1:
-        return Items(row.extents[0], lambda k: row.at([k]))
-    return Items(row.extents[0], lambda k: rows.item(cx, row, k))
+    return row_order.items(cx, row, span)
 
 
 def of_elements(cx: Lowering, x: Operand) -> Operand:
@@ -72,7 +70,8 @@ def _count(cx: Lowering, r: Range, span: Span) -> Index:
 
 
 def _nth(cx: Lowering, r: Range, k: Index, span: Span) -> Index:
-    offset = cx.scalars.binary("*", k, r.step, span)
+    one = isinstance(r.step, Static) and r.step.value == 1
+    offset = k if one else cx.scalars.binary("*", k, r.step, span)
     return cx.scalars.binary("+", r.lower, offset, span)
 
 

@@ -1,0 +1,154 @@
+"""Computed rows that are needed behind where Python would compute them.
+
+A row is computed as its elements are needed. That is the same unless something is stored between
+into what it reads: that is looked for in the loop's IR when it is complete, and refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.errors import KernelTypeError, Span
+from weft.frontend import rows
+from weft.frontend.context import Lowering
+from weft.frontend.kinds import Items, Operand, Row, Scalar, Static, Tup
+from weft.ir.core import Block, Function, Op, Value
+from weft.ir.views import For, accessed_by, constant_of, memory, written_by
+from weft.values import field, frozen
+
+
+@frozen
+class Use:
+    """A computed row that is needed at ``here``; Python computes it at ``since``. ``loads``: what
+    an element of it reads, where the loop around ``here`` goes over the elements."""
+
+    since: tuple[Block, Op | None]
+    here: tuple[Block, Op | None]
+    memrefs: set[Value]
+    name: str
+    span: Span
+    loads: list[Op] = field(default_factory=list)
+
+
+def used(cx: Lowering, x: Operand, name: str, span: Span) -> None:
+    """Notes that computed rows in ``x``, which is read by a name, are needed here."""
+    if isinstance(x, Tup):
+        for item in x.items:
+            used(cx, item, name, span)
+    elif isinstance(x, Row) and x.since is not None and x.leaves:
+        cx.row_uses.append(Use(x.since, _here(cx), _memrefs(x), name, span))
+
+
+def items(cx: Lowering, row: Row, span: Span) -> Items:
+    """The items of ``row``, for a loop that goes over them. Each is computed in a turn of it."""
+    one = len(row.extents) == 1
+
+    def item(k: Scalar | Static) -> Operand:
+        block = cx.builder.block
+        first = len(block.ops)
+        found = row.at([k]) if one else rows.item(cx, row, k)
+        if row.since is not None and row.leaves:
+            same = span.line == span.end_line
+            name = span.text[span.column : span.end_column] if same else "a row"
+            loads = [op for op in block.ops[first:] if op.name == "memref.load"]
+            cx.row_uses.append(Use(row.since, _here(cx), _memrefs(row), name, span, loads))
+        return found
+
+    return Items(row.extents[0], item)
+
+
+def _here(cx: Lowering) -> tuple[Block, Op | None]:
+    block = cx.builder.block
+    return block, block.ops[-1] if block.ops else None
+
+
+def _memrefs(row: Row) -> set[Value]:
+    return {leaf.tensor.memref for leaf, _ in row.leaves}
+
+
+def check(cx: Lowering, function: Function) -> None:
+    """Refuses a loop that stores into what a computed row reads between where Python computes the
+    row and where it is needed."""
+    order = _Order(function)
+    for use in cx.row_uses:
+        begin, end = order.place(*use.since), order.place(*use.here)
+        if begin is None or end is None:  # lowered for its kind alone
+            continue
+        for store, place in order.stores:
+            between = begin.number < place.number < end.number
+            turns = [loop for loop in place.loops if loop in end.loops and loop not in begin.loops]
+            if not between and not turns:
+                continue
+            memref = written_by(store)
+            assert memref is not None
+            if memref not in use.memrefs:
+                if not isinstance(memref.owner, Op):  # a tensor, which may be the same memory
+                    rows.note_shared(cx, False)
+                continue
+            if not between and len(turns) == 1 and _passed(store, memref, use, turns[0]):
+                continue
+            raise KernelTypeError(
+                f"`{use.name}` is computed of `{memref.name or 'an array'}`, which is stored into "
+                "before it is used", use.span,
+                help="a row is computed where it is used: use it before, or store it in a tensor "
+                "of the host part first",
+            )  # fmt: skip
+    if cx.shared_rows:
+        function.attrs["rows"] = cx.shared_rows
+
+
+def _passed(store: Op, memref: Value, use: Use, loop: Op) -> bool:
+    """Whether no turn of ``loop`` reads what ``store`` has written in a turn before: it is to where
+    the row was read already."""
+    loads = [op for op in use.loads if accessed_by(op) is memref]
+    if loop.name != "scf.for" or not loads:
+        return False
+    index, lower, _, step = For(loop).index, *For(loop).bounds
+    first = constant_of(lower)
+    where = [rows.offset(b) for b in memory(store)[1]]
+
+    def behind(load: Op) -> bool:
+        for a, (base, more) in zip(memory(load)[1], where, strict=True):
+            read, ahead = rows.offset(a)
+            if read is index and base is index and more <= ahead:
+                return True
+            if read is index and base is None and first is not None and more <= first + ahead:
+                return True
+            if read is None and base is None and more != ahead:
+                return True
+        return False
+
+    return constant_of(step) == 1 and all(map(behind, loads))
+
+
+@frozen
+class _Place:
+    """A point of a function: how many operations begin before it, and the loops around it."""
+
+    number: int
+    loops: tuple[Op, ...]
+
+
+class _Order:
+    """Where each operation of a function stands."""
+
+    def __init__(self, function: Function) -> None:
+        self.after: dict[Any, _Place] = {}  # behind an operation, or at the start of a block
+        self.stores: list[tuple[Op, _Place]] = []
+        self.count = 0
+        self._block(function.body, ())
+
+    def _block(self, block: Block, loops: tuple[Op, ...]) -> None:
+        self.after[block] = _Place(self.count, loops)
+        for op in block.ops:
+            self.count += 1
+            if written_by(op) is not None:
+                self.stores.append((op, _Place(self.count, loops)))
+            inside = (*loops, op) if op.name in ("scf.for", "scf.while") else loops
+            for region in op.regions:
+                self._block(region, inside)
+            self.count += 1
+            self.after[op] = _Place(self.count, loops)
+
+    def place(self, block: Block, op: Op | None) -> _Place | None:
+        return self.after.get(block if op is None else op)

@@ -26,7 +26,8 @@ class CpuTarget(Reports):
         "arith.maximumf": intrinsic("maximum", fast=True, zeros=False),
         "arith.minimumf": intrinsic("minimum", fast=True, zeros=False),
     }
-    traps, saturates, marks_streams, copies_loops = True, False, True, False
+    traps = marks_streams = vectorises = True
+    saturates = copies_loops = False
 
     def __init__(self, function: Function, machine: CpuMachine | None = None) -> None:
         """Without a ``machine``, one that has no vectors."""

@@ -254,7 +254,7 @@ def _in_blocks(name: str) -> Rule:
 class CudaTarget(Reports):
     """What the rules ask of a GPU. ``functions`` collects the names that libdevice has to give."""
 
-    traps = scales = marks_streams = False
+    traps = scales = marks_streams = vectorises = False
     saturates = gathers = copies_loops = True
     rules: Mapping[str, Rule] = {
         "arith.floordivsi": _divided,

@@ -137,6 +137,11 @@ class Target(Protocol):
         ...
 
     @property
+    def vectorises(self) -> bool:
+        """Whether LLVM makes loops over vectors of its loops."""
+        ...
+
+    @property
     def copies_loops(self) -> bool:
         """Whether LLVM may write out loops around loops."""
         ...

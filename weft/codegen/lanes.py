@@ -269,7 +269,7 @@ class VectorEmitter:
         metadata = e.module.node(f"!{{{{self}}, {', '.join(flags)}}}")
 
         def run(begin: str, end: str, state: Sequence[str]) -> list[str]:
-            return loop(e, begin, end, "1", state, types, inside, metadata=metadata)
+            return loop(e, begin, end, "1", state, types, inside, metadata=lambda _: metadata)
 
         results = stoppable(e, op, (low, high), state, types, run, once=True)
         v.splats = splats

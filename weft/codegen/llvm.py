@@ -250,6 +250,11 @@ def narrow_element(e: Emitter, source: ScalarType, element: ScalarType, value: s
 # -- control flow
 
 
+# Of longer loops LLVM gains nothing by interleaving, and where much of one does not depend on the
+# index it takes endless time to find that out (of each operand, for each operation that reads it).
+MOST_INTERLEAVED = 200  # lines
+
+
 @rule("scf.for")
 def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     lower, upper, step, *inits = operands
@@ -282,12 +287,19 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
         said.append(e.module.node('!{!"llvm.loop.unroll.disable"}'))
     if "scalar" in op.attrs or "short" in op.attrs:
         said.append(e.module.node('!{!"llvm.loop.vectorize.enable", i1 false}'))
-    metadata = e.module.node(f"!{{{{self}}, {', '.join(said)}}}") if said else ""
+    usual = e.module.node(f"!{{{{self}}, {', '.join(said)}}}") if said else ""
     types = [llvm_type(v.type) for v in op.results]
+    innermost = not any(inner.name in ("scf.for", "scf.while") for inner in walk(body))
 
     def iteration(induction: str, carried: list[str]) -> list[str]:
         e.target.poll(e, op)
         return loop_body(e, body, [induction, *carried])
+
+    def metadata(lines: int) -> str:
+        if not e.target.vectorises or not innermost or lines <= MOST_INTERLEAVED:
+            return usual
+        alone = e.module.node('!{!"llvm.loop.interleave.count", i32 1}')
+        return e.module.node(f"!{{{{self}}, {', '.join(dict.fromkeys([*said, alone]))}}}")
 
     def run(begin: str, end: str, carried: Sequence[str]) -> list[str]:
         index_type = llvm_type(body.args[0].type)
@@ -357,10 +369,12 @@ def loop_body(e: Emitter, body: Block, names: Sequence[str]) -> list[str]:
 
 def loop(
     e: Emitter, lower: str, upper: str, step: str, inits: Sequence[str], types: Sequence[str],
-    body: Callable[[str, list[str]], Sequence[str]], *, metadata: str = "", type: str = "i64",
+    body: Callable[[str, list[str]], Sequence[str]], *,
+    metadata: Callable[[int], str] = lambda lines: "", type: str = "i64",
 ) -> list[str]:  # fmt: skip
     """``for i in range(lower, upper, step)`` with carried values of LLVM types ``types``; gives the
-    last ones. ``type`` is that of the index."""
+    last ones. ``type`` is that of the index; ``metadata`` names what is said of the loop, if it has
+    so many lines."""
     head, inside, out = e.label("for"), e.label("body"), e.label("end")
     before = e.block
     e.jump(head)
@@ -369,12 +383,14 @@ def loop(
     phis = [e.phi(t) for t in types]
     e.branch(e.inst(f"icmp slt {type} {induction}, {upper}"), inside, out)
     e.start(inside)
+    first = len(e.lines)
     nexts = body(induction, [name for name, _ in phis])
     after = e.inst(f"add nsw {type} {induction}, {step}")
     e.fill(slot, (lower, before), (after, e.block))
     for (_, place), init, following in zip(phis, inits, nexts, strict=True):
         e.fill(place, (init, before), (following, e.block))
-    e.line(f"br label %{head}" + (f", !llvm.loop {metadata}" if metadata else ""))
+    said = metadata(len(e.lines) - first)
+    e.line(f"br label %{head}" + (f", !llvm.loop {said}" if said else ""))
     e.start(out)
     return [name for name, _ in phis]
 

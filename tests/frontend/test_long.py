@@ -160,3 +160,25 @@ def test_numbers_that_move_along_40_names(imported: Imported) -> None:
     x, o = torch.rand(5, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
     f(x, o)
     torch.testing.assert_close(o, 10 * x)
+
+
+@weft.kernel
+def little_of_the_index(x, y, s, out):
+    for i, j in weft.ndrange(x.shape[0], x.shape[1]):
+        a, b = 0.75, y[i]
+        for _ in weft.static(range(6)):
+            if i <= max(j, 3):
+                continue
+            a = 0.7 * a - weft.math.tanh(weft.math.tanh(a / (b * b + 1.0)))
+            b = weft.math.tanh(weft.math.sin(b) * 2.0)
+        out[i, j] += a + b * x[i, j]
+        s[i // 2 % s.shape[0]] += weft.math.tanh(x[i, j])
+
+
+def test_a_long_loop_of_which_little_depends_on_the_index() -> None:
+    """LLVM's vectoriser took 13 s for two turns of the inner loop, and more than 60 s for three."""
+    x, y = torch.randn(7, 9), torch.randn(7)
+    found, expected = ((torch.zeros(3), torch.zeros(7, 9)) for _ in range(2))
+    little_of_the_index(x, y, *found)
+    little_of_the_index.interpret(x, y, *expected)
+    torch.testing.assert_close(found, expected)

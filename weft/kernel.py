@@ -75,8 +75,9 @@ class Definition:
 
         source, scope = read_function(self.function, self.__name__), Scope.of(self.function)
         source.asserts = self._unscheduled.asserts or self._unscheduled.debug
-        source.tree = accumulating(source, scope)
-        source.tree = configured_loops(source, scope)
+        with deep(source.span(source.tree)):
+            source.tree = accumulating(source, scope)
+            source.tree = configured_loops(source, scope)
         return source
 
     @functools.cached_property

@@ -72,6 +72,67 @@ def test_2000_terms_on_one_line(imported: Imported) -> None:
     assert o.tolist() == [1999000.0, -3998000.0]
 
 
+def test_a_power_of_100_000_in_debug_mode(imported: Imported) -> None:
+    """Each product had a check: those of ``x[i] ** 300`` took minutes to compile."""
+    text = "def f(x, o):\n    for i in x:\n        o[i] = x[i] ** 100_000\n"
+    f = weft.kernel(imported(text).function, debug=True)
+    o = torch.zeros(3, dtype=torch.int64)
+    f(torch.tensor([-1, 0, 1]), o)
+    assert o.tolist() == [1, 0, 1]
+    with pytest.raises(weft.KernelOverflowError, match=r"-3 \*\* 100000 overflows i64"):
+        f(torch.tensor([-3, 1, 1]), o)
+
+
+def test_gradient_and_graph_of_300_terms(imported: Imported) -> None:
+    """What the host part reads and writes was looked at with Python's own limit of recursion."""
+    terms = " + ".join(f"x[i] * {k}" for k in range(300))
+    f = imported(f"def f(x, o):\n    for i in x:\n        o[i] = {terms}\n")
+    x = torch.tensor([1.0, -2.0], requires_grad=True)
+    o = torch.zeros(2)
+    f(x, o)
+    o.sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [44850.0, 44850.0]
+    graph = torch.compile(f, fullgraph=True, backend="aot_eager")
+    found = torch.zeros(2)
+    graph(x.detach(), found)
+    assert found.tolist() == o.tolist()
+
+
+def _cases(test: str, indent: str) -> str:
+    """A chain of 350 `elif`s, each of which is in the `else` of the one before it."""
+    heads = [f"if {test} == 0:", *(f"elif {test} == {k}:" for k in range(1, 350)), "else:"]
+    values = [7, *range(1, 350), -1]
+    return "".join(
+        f"{indent}{head}\n{indent}    a = {a}\n" for head, a in zip(heads, values, strict=True)
+    )
+
+
+def test_350_cases_of_a_loop(imported: Imported) -> None:
+    """Gradients and compiling for a GPU had Python's own limit of recursion."""
+    cases = _cases("k", "        ")
+    f = imported(
+        f"def f(x, o):\n    for i in o:\n        k = 3 * i\n{cases}        o[i] = a * x[i]\n"
+    )
+    x, o = torch.ones(120, requires_grad=True), torch.zeros(120)
+    f(x, o)
+    o.sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == o.tolist() == [7, *range(3, 350, 3), -1, -1, -1]
+    assert weft.compile_for("sm_90", f, x.detach(), torch.zeros(120)).ptx
+    assert weft.compile_for("wgsl", f, x.detach(), torch.zeros(120))
+
+
+def test_350_cases_of_the_host_part(imported: Imported) -> None:
+    """Reading them had Python's own limit of recursion."""
+    cases = _cases("n", "    ")
+    f = imported(f"def f(x, n: int):\n{cases}    for i in x:\n        x[i] *= a\n")
+    for n, a in (0, 7), (349, 349), (-1, -1):
+        x = torch.ones(3)
+        f(x, n)
+        assert x.tolist() == [a] * 3
+
+
 @weft.kernel
 def hashed(x):
     out = torch.empty_like(x)

@@ -22,6 +22,7 @@ OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "x[i] + y[i]": lambda a, b: a + b, "x[i] - y[i]": lambda a, b: a - b,
     "x[i] * y[i]": lambda a, b: a * b, "x[i] << y[i]": lambda a, b: a << min(b, 80),
     "x[i] // y[i]": lambda a, b: a // b, "-x[i]": lambda a, b: -a, "x[i] ** 3": lambda a, b: a**3,
+    "x[i] ** 63": lambda a, b: a**63,
 }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from weft.schedule.apply_cuda import apply_cuda
 from weft.schedule.language import Scan, Schedule, only
 from weft.schedule.listener import Listener, ignored
 from weft.schedule.prefetch import only_sums
+from weft.settings import deeply
 from weft.values import frozen
 
 
@@ -39,6 +40,7 @@ class CudaCode:
         return str(ptx.optimized(self.llvm, self.arch, self.functions))
 
 
+@deeply
 def analyse(function: Function, asked: str | None = None) -> Facts:
     """What launching needs to know of ``function``, the result of the passes: see
     ``schedule.analyse``. Raises ``ScheduleError``."""
@@ -49,6 +51,7 @@ def analyse(function: Function, asked: str | None = None) -> Facts:
     )  # fmt: skip
 
 
+@deeply
 def compile_cuda(function: Function, schedule: Schedule, arch: str) -> CudaCode:
     """PTX of ``function`` by a schedule. ``arch`` as ``ptx.architecture`` gives it."""
     with timing.stage("emit"):

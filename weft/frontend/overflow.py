@@ -161,15 +161,22 @@ def _product_fits(cx: Lowering, x: Value, y: Value, r: Value, unsigned: bool) ->
 
 
 def _check_power(cx: Lowering, a: Operand, b: Static, dtype: str, span: Span) -> None:
-    """Checks the products that a literal exponent stands for."""
-    x = cx.scalars.cast(a, dtype, span)
-    product = x
-    for _ in range(int(b.value) - 1):
-        found = cx.scalars.binary("*", product, x, span)
-        assert isinstance(found, Scalar)
-        ok = _product_fits(cx, product.value, x.value, found.value, dtype in UNSIGNED)
+    """Checks the products that a literal exponent stands for, by repeated squaring: each square is
+    a factor of the power, and so does not fit where it wraps."""
+
+    def times(x: Value, y: Value) -> Value:
+        product = cx.builder.op("arith.muli", x, y)
+        ok = _product_fits(cx, x, y, product, dtype in UNSIGNED)
         _fail(cx, ok, f"{{}} ** {b.value} overflows {_named(dtype)}", [a], span)
-        product = found
+        return product
+
+    square, result, left = cx.scalars.cast(a, dtype, span).value, None, int(b.value)
+    while left > 0:
+        if left & 1:
+            result = square if result is None else times(result, square)
+        left >>= 1
+        if left:
+            square = times(square, square)
 
 
 def _named(dtype: str) -> str:

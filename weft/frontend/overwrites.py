@@ -11,9 +11,11 @@ import ast
 import functools
 from collections.abc import Container, Iterator, Sequence
 
+from weft.errors import Span
 from weft.frontend.mutation import PLAIN_ATTRIBUTES, Mutations, mutations
 from weft.frontend.names import Scope, bound_names
-from weft.source import children, subtree
+from weft.settings import deeply
+from weft.source import FunctionSource, children, subtree
 from weft.values import frozen
 
 
@@ -41,8 +43,12 @@ class Order:
     """The order in which the host part of a kernel reads and writes. ``regions``: its device loops.
     It is found out when it is asked for."""
 
-    def __init__(self, tree: ast.FunctionDef, scope: Scope, regions: Container[ast.AST]) -> None:
-        self.tree, self.scope, self.regions = tree, scope, regions
+    def __init__(self, source: FunctionSource, scope: Scope, regions: Container[ast.AST]) -> None:
+        self.source, self.tree, self.scope, self.regions = source, source.tree, scope, regions
+
+    @functools.cached_property
+    def span(self) -> Span:
+        return self.source.span(self.tree)
 
     @functools.cached_property
     def _local(self) -> set[str]:
@@ -51,10 +57,12 @@ class Order:
         return assigned - {a.arg for a in subtree(self.tree.args) if isinstance(a, ast.arg)}
 
     @functools.cached_property
+    @deeply
     def _mutations(self) -> Mutations:
         return mutations(self.tree, self.scope, self.regions, self._local)
 
     @functools.cached_property
+    @deeply
     def _events(self) -> list[_Event]:
         return list(self._walk(self.tree.body, frozenset()))
 

@@ -246,7 +246,7 @@ class _Splitter:
         self.written, self.aliases = mutated(source.tree, self.scope, self.region_nodes)
         from weft.frontend.overwrites import Order  # where a kernel is called
 
-        self.order = Order(source.tree, self.scope, self.region_nodes)
+        self.order = Order(source, self.scope, self.region_nodes)
 
     def tree(self) -> ast.FunctionDef:
         """The host function's syntax tree, its first parameter not yet added."""

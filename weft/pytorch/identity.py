@@ -22,7 +22,8 @@ import torch
 from weft.errors import SourceUnavailableError
 from weft.frontend.names import KNOWN_MODULES, MISSING, Scope, dotted, root_name
 from weft.lang.dtypes import DType
-from weft.source import FunctionSource, codes, read_function
+from weft.settings import deep
+from weft.source import FunctionSource, children, codes, read_function
 
 # Types of values that the host part may take from around it and turn into a size or a dtype.
 # Not float: sizes are seldom made of one, and a number that changes at each step often is one.
@@ -40,8 +41,9 @@ def text_of(source: FunctionSource, *others: Any) -> str:
     """The kernel's text, that of the functions that it calls, the values in its closure, and
     ``others``, without comments and places in a file."""
     found: dict[int, str] = {}
-    _read(source.function, source.tree, found)
-    described = [_described(o, found) for o in others]  # which may add to what is found
+    with deep(source.span(source.tree)):
+        _read(source.function, source.tree, found)
+        described = [_described(o, found) for o in others]  # which may add to what is found
     return "\n".join((*found.values(), *described))
 
 
@@ -69,14 +71,16 @@ def may_draw(text: str) -> bool:
 def chains(tree: ast.AST, leave: frozenset[ast.AST] = frozenset()) -> Iterator[ast.expr]:
     """The names, and the longest dotted names, that ``tree`` reads, in the order of the text; not
     those inside of the nodes ``leave``."""
-    for child in ast.iter_child_nodes(tree):
+    left = children(tree)[::-1]  # no recursion: expressions may have thousands of levels
+    while left:
+        child = left.pop()
         if child in leave:
             continue
         if isinstance(child, ast.Name | ast.Attribute) and root_name(child) is not None:
             if isinstance(child.ctx, ast.Load):
                 yield child
         else:
-            yield from chains(child, leave)
+            left += children(child)[::-1]
 
 
 def deciding(

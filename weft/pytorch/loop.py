@@ -32,7 +32,7 @@ from weft.passes.write_out import as_numbers
 from weft.pytorch.workspaces import Workspaces
 from weft.runtime.function import CompiledFunction
 from weft.runtime.signature import layout
-from weft.settings import rarely_collected
+from weft.settings import deep, deeply, rarely_collected
 
 # The arguments of a loop that may be overwritten after it: by loops, by the host part.
 Later = tuple[frozenset[int], frozenset[int]]
@@ -55,8 +55,10 @@ class Loop:
         self.run = make(function) if make else CompiledFunction(function, options)
         # Loops in loops that are a box need no tapes, nor does a load of what was just stored; of
         # what small arrays hold, tapes have a number for each element.
-        function = as_numbers(forward_stores(collapse(function)))
-        self.function = function
+        with deep(function.span):
+            function = as_numbers(forward_stores(collapse(function)))
+            stored = written(function)
+        self.function, self.span = function, function.span
         self.options = options
         self.make = make
         self.names = unique_names(function)
@@ -72,7 +74,6 @@ class Loop:
         self._batched: dict[tuple[Any, ...], Loop] = {}
         self._without: dict[frozenset[int], Loop] = {}
         self._lock = threading.RLock()
-        stored = written(function)
         self.written = [k for k in memrefs if function.args[k] in stored]
         # Where a view is written, torch takes the first tensor for it (see its CopySlices).
         self.memrefs = [*self.written, *(k for k in memrefs if k not in self.written)]
@@ -81,6 +82,7 @@ class Loop:
         """A loop that was derived from this one."""
         return Loop(function, self.options, self.make)
 
+    @deeply
     def over_samples(self, values: Sequence[Any], levels: Sequence[tuple[int, ...]]) -> Loop:
         """The loop for those of ``values`` that are batches, of these levels (see ``batch``)."""
         every = sorted({level for own in levels for level in own})
@@ -95,6 +97,7 @@ class Loop:
                 found.later = self.later
             return found
 
+    @deeply
     def without(self, unseen: frozenset[int]) -> Loop:
         """The loop that does not write those of the arguments ``unseen`` that it never reads: at
         whose results nobody looks. It has the same arguments."""
@@ -125,6 +128,7 @@ class Loop:
         return self.sized if "order" in self.function.attrs else set()
 
     @functools.cached_property
+    @deeply
     def sized(self) -> set[str]:
         """The tensors that it asks for their sizes alone."""
         ops = [op for op in walk(self.function.body) if op.name != "memref.dim"]
@@ -132,6 +136,7 @@ class Loop:
         return {self.names[k] for k in self.memrefs if self.function.args[k] not in used}
 
     @functools.cached_property
+    @deeply
     def overwritten(self) -> set[Op]:
         """The reads of contents that the loop overwrites."""
         return {

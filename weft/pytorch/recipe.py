@@ -18,6 +18,7 @@ from weft.frontend.split import computed_step
 from weft.pytorch.autocast import Policy
 from weft.runtime.fastpath import Direct
 from weft.runtime.launch import KernelLike
+from weft.settings import deep
 from weft.values import frozen
 
 
@@ -213,7 +214,10 @@ def recipe_of(kernel: KernelLike) -> Recipe | None:
     """What the kernel's host part does; None where it is another one."""
     try:
         own = getattr(kernel, "recipe", None)  # of a loop that is a kernel
-        return _recipe_of(kernel) if own is None else own()
+        if own is not None:
+            return own()
+        with deep(kernel.source.span(kernel.source.tree)):
+            return _recipe_of(kernel)
     except (_Other, StopIteration):
         return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import logging
 import struct
 import weakref
@@ -346,7 +347,8 @@ class Launcher:
         mutated = [k for k in writes if not region.args[k].fresh
                   or region.order.met_before(region.node, region.args[k].name)]  # fmt: skip
         uses = {
-            "slow": self.slow, "stale": self.stale, "holds": holds,
+            "slow": functools.partial(self.of_other_kinds, len(self.generated) + 1),
+            "stale": self.stale, "holds": holds,
             "differentiate": lambda args: self.differentiate(args),
         }  # fmt: skip
         name = f"<weft launcher of {self.source.name}, line {self.region.span.line}>"
@@ -357,6 +359,12 @@ class Launcher:
         if len(self.generated) == 1:
             self._chain()
         return made
+
+    def of_other_kinds(self, place: int, args: tuple[Any, ...]) -> Any:
+        """A call of which the generated functions before ``place`` have no plan: those behind, for
+        other kinds of arguments (None in place of a tensor), are asked in their order."""
+        behind = next(itertools.islice(self.generated.values(), place, None), None)
+        return self.slow(args) if behind is None else behind.launch(*args)
 
     def promote(self, code: Generated, args: tuple[Any, ...]) -> Any:
         """A later call of a plan: a builtin for it is put before those of other plans; the last of

@@ -347,7 +347,7 @@ class Launcher:
         mutated = [k for k in writes if not region.args[k].fresh
                   or region.order.met_before(region.node, region.args[k].name)]  # fmt: skip
         uses = {
-            "slow": functools.partial(self.of_other_kinds, len(self.generated) + 1),
+            "slow": functools.partial(_of_other_kinds, self, len(self.generated) + 1),
             "stale": self.stale, "holds": holds,
             "differentiate": lambda args: self.differentiate(args),
         }  # fmt: skip
@@ -359,12 +359,6 @@ class Launcher:
         if len(self.generated) == 1:
             self._chain()
         return made
-
-    def of_other_kinds(self, place: int, args: tuple[Any, ...]) -> Any:
-        """A call of which the generated functions before ``place`` have no plan: those behind, for
-        other kinds of arguments (None in place of a tensor), are asked in their order."""
-        behind = next(itertools.islice(self.generated.values(), place, None), None)
-        return self.slow(args) if behind is None else behind.launch(*args)
 
     def promote(self, code: Generated, args: tuple[Any, ...]) -> Any:
         """A later call of a plan: a builtin for it is put before those of other plans; the last of
@@ -414,6 +408,13 @@ def on_host(args: Iterable[Any]) -> Iterable[Any]:
     from weft.lang import resident  # where tensors live on a device
 
     return map(resident.on_host, args)
+
+
+def _of_other_kinds(launcher: Launcher, place: int, args: tuple[Any, ...]) -> Any:
+    """A call of which the generated functions before ``place`` have no plan: those behind, for
+    other kinds of arguments (None in place of a tensor), are asked in their order."""
+    behind = next(itertools.islice(launcher.generated.values(), place, None), None)
+    return launcher.slow(args) if behind is None else behind.launch(*args)
 
 
 def _apart(launcher: Launcher, args: tuple[Any, ...]) -> Any:

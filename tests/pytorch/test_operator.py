@@ -1,6 +1,7 @@
 """A kernel as a PyTorch operator."""
 
 import functools
+import inspect
 import math
 import re
 import types
@@ -714,3 +715,46 @@ def test_a_gradient_of_a_host_part_with_views_where_sizes_are_symbols():
     out = torch.compile(of_a_column, backend="aot_eager", fullgraph=True, dynamic=True)(x, y)
     (grad,) = torch.autograd.grad(out.sum(), y)
     torch.testing.assert_close(grad, x.sum().expand(4))
+
+
+@pytest.mark.parametrize("first", [None, 2])
+@pytest.mark.parametrize("default", [inspect.Parameter.empty, None, 3])
+@pytest.mark.parametrize("kind", [float, int, bool])
+def test_a_number_that_may_be_none_is_optional_in_the_schema(kind, default, first):
+    """Whatever calls there were before; of a bool, torch takes None for False."""
+
+    def scaled(x: torch.Tensor, a) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            v = x[i] * 3
+            if a is not None:
+                v *= a
+            out[i] = v
+        return out
+
+    scaled.__annotations__["a"] = kind | None
+    empty = default is inspect.Parameter.empty
+    default = default if empty or default is None else kind(default)
+    scaled.__defaults__ = None if empty else (default,)
+    kernel = weft.kernel(scaled)
+    x = torch.randn(4, requires_grad=True)
+    for value in (first and kind(first), None, kind(2)):
+        torch._dynamo.reset()
+        torch.compile(lambda x, value=value: kernel(x, value), backend="aot_eager")(x)
+        for _ in range(3):
+            wanted = 3 * x if value is None else 3 * x * value
+            torch.testing.assert_close(kernel.op(x, value), wanted)
+        torch.library.opcheck(kernel.op, (x, value))
+        (gradient,) = torch.autograd.grad(kernel.op(x, value).sum(), x)
+        torch.testing.assert_close(
+            gradient, torch.full((4,), 3.0 if value is None else 3.0 * value)
+        )
+        batch = torch.vmap(lambda x, value=value: kernel.op(x, value))(x.detach()[None])
+        torch.testing.assert_close(batch[0], wanted.detach())
+        called = functools.partial(lambda value, x: kernel.op(x, value), value)
+        compiled = torch.compile(called, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(x), wanted)
+    name = {float: "float?", int: "SymInt?", bool: "bool?"}[kind]
+    assert f"Tensor x, {name} a" in str(kernel.op._schema)
+    if not empty:
+        torch.testing.assert_close(kernel.op(x), 3 * x if default is None else 3 * x * default)

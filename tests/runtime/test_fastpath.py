@@ -264,3 +264,44 @@ def test_threads_with_shapes_of_their_own():
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_calls_of_two_kinds_of_arguments_in_turn_have_plans():
+    """A bias that is a tensor at one call, and None or a number at others."""
+
+    def biased(x, bias):
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            v = 2 * x[i]
+            if bias is not None:
+                v += bias[i]
+            out[i] = v
+        return out
+
+    def scaled(x, factor):
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = x[i] * factor
+        return out
+
+    x, y = torch.randn(2, 5)
+    need = torch.randn(5, requires_grad=True)
+    calls = [(biased, (x, y)), (biased, (x, None)), (biased, (x, (1.0, 2.0, 3.0, 4.0, 5.0)))]
+    calls += [(biased, (need, y)), (biased, (need, None)), (biased, (x.double(), None))]
+    calls += [(scaled, (x, factor)) for factor in (2, 0.5, y[0])]
+    kernels = {function: weft.kernel(function) for function in (biased, scaled)}
+
+    def expected(function, x, other):
+        if function is scaled:
+            return x * other
+        return 2 * x if other is None else 2 * x + torch.as_tensor(other)
+
+    def plans():
+        return [s.plans for kernel in kernels.values() for s in kernel.specializations]
+
+    made: list[int] = []
+    for turn in range(5):
+        for function, args in calls:
+            torch.testing.assert_close(kernels[function](*args), expected(function, *args))
+        made = plans() if turn < 2 else made
+    assert plans() == made

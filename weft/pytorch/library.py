@@ -30,7 +30,7 @@ from weft.frontend.callees import known
 from weft.frontend.members import form_of, leaves
 from weft.frontend.mutation import mutated
 from weft.frontend.names import Scope, root_name
-from weft.frontend.parameters import EMPTY, Parameter
+from weft.frontend.parameters import EMPTY, SCALARS, Parameter
 from weft.frontend.specs import constant_key
 from weft.frontend.split import Returned
 from weft.lang.random import KEY
@@ -196,10 +196,9 @@ class Operators:
 
     def default(self) -> Any:
         """The operator by annotations, or the one that was made first."""
-        for (*_, autocast), made in self.made.items():
-            if not autocast and CHANGING not in made.types:
-                _shard(made)
-                return made.overload
+        for made in _made_by_calls(self):
+            _shard(made)
+            return made.overload
         found = _annotated(self)
         if not isinstance(found, Parameter):
             return found
@@ -262,8 +261,7 @@ class Operators:
         pairs = list(zip(self.parameters, types, strict=True))
         constants = {p.name: next(absent) for p, kind in pairs if not kind}
         written = _written(self.kernel, constants, self.own)
-        defaults = {p.name: p.default for p, kind in pairs
-                    if schema_type(p, p.default) == kind and kind}  # fmt: skip
+        defaults = {p.name: p.default for p, kind in pairs if _fits_schema(p, kind)}
         return OperatorForm(
             self.kernel, self.returned, self.namespace, types, constants, defaults, written,
             autocast, fuses and self.kernel.implementations is None,
@@ -350,6 +348,16 @@ def _no_argument(name: str, kernel: str, nested: bool) -> str:
     )
 
 
+def _made_by_calls(operators: Operators) -> Iterator[Operator]:
+    """Those operators of calls that are as good as the one by annotations. Where a number may be
+    None, that of a call has None fixed in it, or takes numbers alone."""
+    if any(p.optional and p.kind in SCALARS.values() for p in operators.parameters):
+        return
+    for (*_, autocast), made in operators.made.items():
+        if not autocast and CHANGING not in made.types:
+            yield made
+
+
 def _annotated(operators: Operators) -> Any:
     """The operator by annotations and defaults, or the first parameter that has neither."""
     types: list[str] = []
@@ -362,8 +370,16 @@ def _annotated(operators: Operators) -> Any:
             continue
         if kind is None:
             return parameter
-        types.append(kind + "?" if parameter.optional and kind == "Tensor" else kind)
+        types.append(kind + "?" if parameter.optional else kind)
     return operators.find(tuple(types), fixed, operators.deciding()).overload
+
+
+def _fits_schema(parameter: Parameter, kind: str) -> bool:
+    """Whether the default of a parameter of this schema type may be that of the schema."""
+    value = parameter.default
+    if value is None:
+        return kind.endswith("?")
+    return kind != "" and schema_type(parameter, value) == kind.removesuffix("?")
 
 
 def _captured(kernel: KernelLike) -> tuple[str, ...]:

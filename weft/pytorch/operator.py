@@ -351,7 +351,8 @@ def _default(kind: str, value: Any) -> str:
     if value is EMPTY:
         return ""
     items = value if isinstance(value, list | tuple) else [value]
-    texts = [repr(float(v) if kind.startswith("float") else v) for v in items]
+    floats = kind.startswith("float") and value is not None
+    texts = [repr(float(v) if floats else v) for v in items]
     text = f"=[{', '.join(texts)}]" if items is value else f"={texts[0]}"
     try:
         (argument,) = torch._C.parse_schema(f"f({kind} x{text}) -> ()").arguments

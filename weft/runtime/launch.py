@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import logging
 import struct
 import weakref
@@ -346,7 +347,8 @@ class Launcher:
         mutated = [k for k in writes if not region.args[k].fresh
                   or region.order.met_before(region.node, region.args[k].name)]  # fmt: skip
         uses = {
-            "slow": self.slow, "stale": self.stale, "holds": holds,
+            "slow": functools.partial(_of_other_kinds, self, len(self.generated) + 1),
+            "stale": self.stale, "holds": holds,
             "differentiate": lambda args: self.differentiate(args),
         }  # fmt: skip
         name = f"<weft launcher of {self.source.name}, line {self.region.span.line}>"
@@ -406,6 +408,13 @@ def on_host(args: Iterable[Any]) -> Iterable[Any]:
     from weft.lang import resident  # where tensors live on a device
 
     return map(resident.on_host, args)
+
+
+def _of_other_kinds(launcher: Launcher, place: int, args: tuple[Any, ...]) -> Any:
+    """A call of which the generated functions before ``place`` have no plan: those behind, for
+    other kinds of arguments (None in place of a tensor), are asked in their order."""
+    behind = next(itertools.islice(launcher.generated.values(), place, None), None)
+    return launcher.slow(args) if behind is None else behind.launch(*args)
 
 
 def _apart(launcher: Launcher, args: tuple[Any, ...]) -> Any:

@@ -317,6 +317,11 @@ def test_what_would_change_its_meaning_is_refused() -> None:
     )
 
 
+def zeroed(x, i):
+    x[i] = 0.0
+    return 1.0
+
+
 def items_behind(x, out):
     for i in range(x.shape[0]):
         for j, v in enumerate(2.0 * x[i]):
@@ -376,6 +381,17 @@ def test_items_of_what_is_computed_are_no_later_numbers() -> None:
                         (backward, "reversed(x[i] * 2.0)"), (rows, "2.0 * x")):  # fmt: skip
         message = f"`{what}` is computed of `x`, which is stored into before it is used"
         assert refused(plain, x, out) == message
+
+    def exchanged(x, out):
+        for i in range(x.shape[0]):
+            x[i], out[i] = out[i] * 1.0, x[i] * 1.0
+
+    def by_a_call(x, out):
+        for i in range(x.shape[0]):
+            out[i] = x[i] * 2.0 + zeroed(x, i)
+
+    message = "what is stored here is computed of `x`, which is stored into before it is used"
+    assert refused(exchanged, x, out) == refused(by_a_call, x, out) == message
 
     def apart(x, out):
         for i in range(x.shape[0]):

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from weft.codegen.arith import RULES, combine, narrow, note_extrema, note_range, rule, widen
+from weft.codegen.copies import LINE
 from weft.codegen.emit import INDEX_BITS, Emitter, View, llvm_type, memory_type
 from weft.codegen.philox import random_word
 from weft.codegen.pool import AVAILABLE, CUT
@@ -18,8 +19,6 @@ from weft.ir.ops import OPS
 from weft.ir.types import ScalarType, i1
 from weft.ir.views import (
     CheckRace,
-    Copies,
-    CopyOf,
     For,
     Parallel,
     Prefetch,
@@ -537,7 +536,7 @@ def _rows_follow(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 def _to_line(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     view, (_, subscripts) = e.views[ToLine(op).memref], ToLine(op).split(operands)
     number = e.inst(f"ptrtoint ptr {address(e, view, subscripts)} to i64")
-    ahead = e.inst(f"and i64 {e.inst(f'sub i64 0, {number}')}, {_LINE - 1}")
+    ahead = e.inst(f"and i64 {e.inst(f'sub i64 0, {number}')}, {LINE - 1}")
     return [e.inst(f"lshr i64 {ahead}, {view.type.element.bytes.bit_length() - 1}")]
 
 
@@ -547,66 +546,6 @@ def _prefetch(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     read, all_caches, data = (("i32", word) for word in ("0", "3", "1"))
     e.call_void("llvm.prefetch.p0", ("ptr", address(e, view, subscripts)), read, all_caches, data)
     return ()
-
-
-@rule("weft.copies")
-def _copies(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    count, *_ = operands
-    rows = Copies(op).rows
-    sizes = [_copy_size(e, e.views[array]) for array, _ in rows]
-    bytes, offsets = "0", list[str]()
-    for size in sizes:
-        offsets.append(e.inst(f"mul nsw i64 {count}, {bytes}"))
-        bytes = e.inst(f"add nsw i64 {bytes}, {size}")
-    place, ask, on, before = e.fresh("owned"), e.label("copies"), e.label("on"), e.block
-    e.allocas += [f"{place} = alloca ptr", f"store ptr null, ptr {place}"]
-    e.owned.append(place)
-    e.declare("declare noalias ptr @aligned_alloc(i64, i64)")
-    e.branch(e.inst(f"icmp sgt i64 {count}, 1"), ask, on)
-    e.start(ask)
-    total = e.inst(f"mul nsw i64 {count}, {bytes}")
-    given = e.inst(f"call ptr @aligned_alloc(i64 {_LINE}, i64 {total})")
-    e.line(f"store ptr {given}, ptr {place}")
-    there = e.inst(f"icmp ne ptr {given}, null")
-    some = e.inst(f"select i1 {there}, i64 {count}, i64 0")
-    e.jump(on)
-    e.start(on)
-    memory, slot = e.phi("ptr")
-    e.fill(slot, ("null", before), (given, ask))
-    made, slot = e.phi("i64")
-    e.fill(slot, (count, before), (some, ask))
-    there = e.inst(f"icmp ne ptr {memory}, null")
-    names = [made]
-    for (_, value), offset in zip(rows, offsets, strict=True):
-        first = e.inst(f"getelementptr i8, ptr {memory}, i64 {offset}")
-        pointer = e.inst(f"select i1 {there}, ptr {first}, ptr null")
-        e.views[value] = View(pointer, value.memref, [], [])
-        names.append(pointer)
-    return names
-
-
-@rule("weft.copy_of")
-def _copy_of(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
-    copies, number, array = operands
-    view = e.views[CopyOf(op).array]
-    offset = e.inst(f"mul nsw i64 {number}, {_copy_size(e, view)}")
-    own = e.inst(f"getelementptr i8, ptr {copies}, i64 {offset}")
-    there = e.inst(f"icmp ne ptr {copies}, null")
-    pointer = e.inst(f"select i1 {there}, ptr {own}, ptr {array}")
-    e.views[op.result] = View(pointer, op.result.memref, view.sizes, [], parallel=False)
-    return [pointer]
-
-
-_LINE = 64  # bytes of a cache line, where each copy begins
-
-
-def _copy_size(e: Emitter, view: View) -> str:
-    """The bytes of a copy of a contiguous array, in whole lines."""
-    count = "1"
-    for size in view.sizes:
-        count = e.inst(f"mul nsw i64 {count}, {size}")
-    size = e.inst(f"mul nsw i64 {count}, {view.type.element.bytes}")
-    return e.inst(f"and i64 {e.inst(f'add nsw i64 {size}, {_LINE - 1}')}, {-_LINE}")
 
 
 @rule("weft.print")

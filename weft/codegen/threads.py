@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.codegen import pool
+from weft.codegen import copies, pool
 from weft.codegen.arith import from_word, word
 from weft.codegen.cpu_target import CpuTarget
 from weft.codegen.emit import Emitter, Module, View, symbol_of
@@ -137,8 +137,7 @@ class CpuModule:
         """Ends a function that returns nothing, with the place where failed checks go."""
         e.jump(self.cpu.leave)
         e.start(self.cpu.leave)
-        for place in e.owned:
-            e.call_void("free", ("ptr", e.inst(f"load ptr, ptr {place}")))
+        copies.release(e)
         e.line("ret void")
         e.finish(f"{header} {traits or self.traits}")
 

@@ -198,7 +198,7 @@ def _name(cx: Lowering, node: ast.Name) -> Operand:
     cx.frame.check_assigned(node)
     found = cx.frame.lookup(node.id, cx.span(node), cx.guards)
     if isinstance(found, Row | Tup):
-        row_order.used(cx, found, node.id, cx.span(node))
+        row_order.used(cx, found, f"`{node.id}`", cx.span(node))
         return found
     if isinstance(found, Varying) or not isinstance(found, Static):
         return elements.vector_of(cx, found, cx.span(node))
@@ -278,7 +278,9 @@ def _item(cx: Lowering, node: ast.Subscript, base: Operand) -> Operand:
     if isinstance(base, Row) or slices.has_slice(node.slice):
         row = rows.of(cx, base)
         if row is not None:
-            return rows.subscript(cx, row, node.slice, span)
+            found = rows.subscript(cx, row, node.slice, span)
+            row_order.used(cx, row, row_order.written(cx.span(node.value)), span)
+            return found
     if isinstance(base, (Tensor, Part)):
         part = elements.subscripted(cx, base, node.slice, span)
         if elements.is_whole(part):

@@ -31,7 +31,7 @@ class Use:
 
 
 def used(cx: Lowering, x: Operand, name: str, span: Span) -> None:
-    """Notes that computed rows in ``x``, which is read by a name, are needed here."""
+    """Notes that computed rows in ``x`` are needed here. ``name``: what a message calls ``x``."""
     if isinstance(x, Tup):
         for item in x.items:
             used(cx, item, name, span)
@@ -48,13 +48,18 @@ def items(cx: Lowering, row: Row, span: Span) -> Items:
         first = len(block.ops)
         found = row.at([k]) if one else rows.item(cx, row, k)
         if row.since is not None and row.leaves:
-            same = span.line == span.end_line
-            name = span.text[span.column : span.end_column] if same else "a row"
             loads = [op for op in block.ops[first:] if op.name == "memref.load"]
-            cx.row_uses.append(Use(row.since, _here(cx), _memrefs(row), name, span, loads))
+            use = Use(row.since, _here(cx), _memrefs(row), written(span), span, loads)
+            cx.row_uses.append(use)
         return found
 
     return Items(row.extents[0], item)
+
+
+def written(span: Span) -> str:
+    """What a message calls a row that is written at ``span``."""
+    same = span.line == span.end_line
+    return f"`{span.text[span.column : span.end_column]}`" if same else "this row"
 
 
 def _here(cx: Lowering) -> tuple[Block, Op | None]:
@@ -88,7 +93,7 @@ def check(cx: Lowering, function: Function) -> None:
             if not between and len(turns) == 1 and _passed(store, memref, use, turns[0]):
                 continue
             raise KernelTypeError(
-                f"`{use.name}` is computed of `{memref.name or 'an array'}`, which is stored into "
+                f"{use.name} is computed of `{memref.name or 'an array'}`, which is stored into "
                 "before it is used", use.span,
                 help="a row is computed where it is used: use it before, or store it in a tensor "
                 "of the host part first",

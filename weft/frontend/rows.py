@@ -84,7 +84,8 @@ def computed(
     place of the element."""
     leaves = tuple((leaf, same and here) for row, here in parts for leaf, same in row.leaves)
     block = cx.builder.block
-    since = (block, block.ops[-1] if block.ops else None)
+    now = (block, block.ops[-1] if block.ops else None)
+    since = next((row.since for row, _ in parts if row.since is not None), now)
     return Row(sizes, at, None, leaves, heavy or any(row.heavy for row, _ in parts), since)
 
 

@@ -23,6 +23,7 @@ from weft.frontend import (
     overflow,
     records,
     reductions,
+    row_order,
     rows,
     slices,
     texts,
@@ -294,6 +295,7 @@ def _sliced(
 
 def _store(cx: Lowering, part: Part | Row, operand: Operand, at: Span, span: Span) -> None:
     if isinstance(part, Row):
+        row_order.used(cx, operand, "what is stored here", span)
         rows.store(cx, part, operand, lambda one, x: _store(cx, one, x, at, span), span)
         return
     for tensor, indices, item in elements.stored(cx, part, operand, at, span):

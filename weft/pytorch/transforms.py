@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._functorch import pyfunctorch
 from torch._functorch.vmap import vmap_increment_nesting
 from torch.autograd import forward_ad
 
@@ -47,7 +48,6 @@ def _outside() -> tuple[Any, Any]:
 
 
 PLAIN = _outside()
-_FUNCTIONALIZES = torch._C._functorch.TransformType.Functionalize
 
 Many = Callable[..., tuple[torch.Tensor, ...]]
 
@@ -90,8 +90,9 @@ def foreign_error(name: str = "a tensor", span: Span | None = None) -> GradientE
 def is_functionalized(written: frozenset[str], span: Span) -> bool:
     """Whether ``torch.func.functionalize`` sees a call first: for it an operator is enough. Raises
     ``KernelValueError`` where torch has no rule for what is to happen then."""
-    stack: Any = torch._C._functorch.get_interpreter_stack() or ()
-    if all(level.key() != _FUNCTIONALIZES for level in stack):
+    around = pyfunctorch.retrieve_all_functorch_interpreters()
+    functional = [isinstance(i, pyfunctorch.FunctionalizeInterpreter) for i in around]
+    if not any(functional):
         return False
     if written:
         raise KernelValueError(
@@ -99,7 +100,7 @@ def is_functionalized(written: frozenset[str], span: Span) -> bool:
             "operators that do", span, help="return new tensors, or use torch.compile or "
             "torch.export, which functionalize kernels, too",
         )  # fmt: skip
-    if stack[-1].key() != _FUNCTIONALIZES:
+    if not functional[-1]:
         raise KernelValueError(
             "torch.func.functionalize around another transform of torch.func has no rule for "
             "functions with derivatives of their own", span,

@@ -259,6 +259,33 @@ def asserts(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@weft.kernel
+def biased(x: torch.Tensor, bias: torch.Tensor | None, mode: str = "plain") -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] if bias is None else x[i] + bias[i]
+    return out
+
+
+@weft.kernel
+def powered(x: torch.Tensor, exponent: float | None = None) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] if exponent is None else x[i] ** exponent
+    return out
+
+
+def test_arguments_that_a_library_does_not_take_are_named(tmp_path: Path) -> None:
+    file, x = tmp_path / "lib.so", torch.ones(3)
+    for bias in (None, x):
+        with pytest.raises(KernelTypeError, match="cannot be exported: `bias` may be None\n"):
+            biased.export(file, (x, bias))
+    with pytest.raises(KernelTypeError, match="`exponent` is no tensor and no number\n"):
+        powered.export(file, (x,))
+    powered.export(file, (x, 2.0))
+    assert file.exists()
+
+
 def test_what_cannot_be_exported(tmp_path: Path) -> None:
     file = tmp_path / "lib.so"
     x, w = torch.ones(3, 4), torch.ones(4)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch.func import grad, jacfwd, jacrev, jvp, linearize, vjp, vmap
+from torch.func import functionalize, grad, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import weft
 from tests.pytorch.test_batching import added_, scaled
+from weft.errors import KernelValueError
 from weft.pytorch.releases import COMPILED_JACFWD
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.compile's own
@@ -316,3 +317,34 @@ def test_derivative_operators_return_no_memory_that_they_are_given(way):
                 torch.testing.assert_close(second[0], torch.full_like(x, 3.0))
     assert len(watch.called) == (3 if way == "twice" else 2)
     assert not watch.shared
+
+
+@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+def test_functionalize_sees_an_operator(x, remove):
+    def shifted(x, square=square):
+        y = x * 1
+        y.view(-1).add_(2)
+        return square(y)
+
+    functional = functionalize(shifted, remove=remove)
+    wanted = shifted(x, torch.square)
+    torch.testing.assert_close(functional(x), wanted)
+    graph = make_fx(lambda x: functional(x))(x)
+    torch.testing.assert_close(graph(2 * x), shifted(2 * x, torch.square))
+    assert [n for n in graph.graph.nodes if "square" in str(n.target)]
+    of = grad(lambda x: functional(x).sin().sum())(x)
+    torch.testing.assert_close(of, grad(lambda x: shifted(x, torch.square).sin().sum())(x))
+    torch.testing.assert_close(vmap(functional)(x[None])[0], wanted)
+    torch.testing.assert_close(jvp(functional, (x,), (x,)), jvp(shifted, (x,), (x,)))
+
+
+def test_what_functionalize_has_no_rule_for_is_refused(x):
+    for transform in (
+        grad(loss),
+        lambda x: vmap(square)(x[None]),
+        lambda x: jvp(square, (x,), (x,)),
+    ):
+        with pytest.raises(KernelValueError, match="functionalize around another transform"):
+            functionalize(transform)(x)
+    with pytest.raises(KernelValueError, match="functionalize has no rule for operators that do"):
+        functionalize(lambda x: added_(x * 1, x))(x)

@@ -51,7 +51,7 @@ from weft.pytorch.identity import chains, decided_by, deciding, fingerprint, may
 from weft.pytorch.members import Like, MemberKernel, key_of, members_of, reads_of, schema_type
 from weft.pytorch.namespace import in_ascii, is_sharded, namespace_of
 from weft.pytorch.operator import Operator, OperatorForm, needs_grad
-from weft.pytorch.transforms import called, foreign_error
+from weft.pytorch.transforms import called, foreign_error, is_functionalized
 from weft.runtime.launch import KernelLike
 
 if TYPE_CHECKING:
@@ -110,7 +110,8 @@ class Operators:
         _shard(operator, passed)
         watched = torch._C._len_torch_dispatch_stack() > 0  # which wants to see operators
         batched = any(map(is_batched, passed))
-        if batched and watched:
+        functional = _transforms() and is_functionalized(operator.form.written, self.kernel.span)
+        if functional or (batched and watched):
             out = operator.overload(*passed)
         elif operator.rule is not None and _transforms():
             out = (transformed(operator.overload, operator.rule, passed) if watched

@@ -66,6 +66,7 @@ def export(
         )  # fmt: skip
     code = boxed_of(overloads[0])
     if code is None:
+        _refuse_argument(kernel, calls[0][0].types)
         raise KernelTypeError(
             f"`{kernel.__name__}` cannot be exported", kernel.span,
             help="its host part may compute whole numbers of sizes (x.shape[0] // 2) and make "
@@ -77,6 +78,19 @@ def export(
     library.write(file)
     schema = overloads[0]._schema
     library_texts.write(file, kernel.__name__, schema, given[0], library.frozen)
+
+
+def _refuse_argument(kernel: KernelLike, types: Sequence[str]) -> None:
+    """Raises ``KernelTypeError`` where one of the kernel's arguments, of these schema types, is
+    none that a library takes: one that may be None, or is fixed in the operator."""
+    for parameter, kind in zip(kernel.parts.parameters, types, strict=True):
+        if kind in ("", "Tensor?"):
+            what = "may be None" if kind else "is no tensor and no number"
+            raise KernelTypeError(
+                f"`{kernel.__name__}` cannot be exported: `{parameter.name}` {what}", kernel.span,
+                help="the functions of a library take tensors and numbers: write a kernel that "
+                f"always has `{parameter.name}` (annotated as torch.Tensor, say), or one without",
+            )  # fmt: skip
 
 
 def boxed_of(overload: Any) -> BoxedKernel | None:

@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._functorch import pyfunctorch
 from torch._functorch.vmap import vmap_increment_nesting
 from torch.autograd import forward_ad
 
-from weft.errors import GradientError
+from weft.errors import GradientError, KernelValueError
 from weft.frames import user_frames
 from weft.pytorch import batches
 from weft.pytorch.ambient import Draws, function_modes, under_modes
@@ -84,6 +85,28 @@ def foreign_error(name: str = "a tensor", span: Span | None = None) -> GradientE
         f"{name} belongs to a transform of torch.func, and it is not an argument of the kernel",
         span, help="transforms see arguments only: pass it as one",
     )  # fmt: skip
+
+
+def is_functionalized(written: frozenset[str], span: Span) -> bool:
+    """Whether ``torch.func.functionalize`` sees a call first: for it an operator is enough. Raises
+    ``KernelValueError`` where torch has no rule for what is to happen then."""
+    around = pyfunctorch.retrieve_all_functorch_interpreters()
+    functional = [isinstance(i, pyfunctorch.FunctionalizeInterpreter) for i in around]
+    if not any(functional):
+        return False
+    if written:
+        raise KernelValueError(
+            "the kernel writes to its arguments, and torch.func.functionalize has no rule for "
+            "operators that do", span, help="return new tensors, or use torch.compile or "
+            "torch.export, which functionalize kernels, too",
+        )  # fmt: skip
+    if not functional[-1]:
+        raise KernelValueError(
+            "torch.func.functionalize around another transform of torch.func has no rule for "
+            "functions with derivatives of their own", span,
+            help="functionalize inside: torch.func.grad(torch.func.functionalize(f))",
+        )  # fmt: skip
+    return True
 
 
 def is_batch(tensor: torch.Tensor) -> bool:

@@ -181,7 +181,7 @@ def meeting(group: Sequence[Access], asked: Set[Hashable], budget: Budget) -> se
         if asked.isdisjoint(both) or asked & {*both} <= found:
             continue
         if both not in apart:
-            apart[both] = apart[both[::-1]] = proven_apart(a, b, budget)
+            apart[both] = apart[both[1], both[0]] = proven_apart(a, b, budget)
         if not apart[both]:
             found |= asked & {*both}
     return found

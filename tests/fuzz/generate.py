@@ -168,6 +168,8 @@ class Generator:
             self.branch(indent, depth)
         elif kind <= 9:
             self.for_loop(indent, depth)
+        elif kind == 10 and self.random.random() < 0.15:
+            self.moved_along(indent)
         elif kind == 10:
             self.while_loop(indent, depth)
         elif self.breakable and self.random.random() < 0.8:
@@ -190,6 +192,22 @@ class Generator:
         parts = [f"weft.math.exp({name} - {m})" for name in (f, b)]
         self.random.shuffle(parts)
         self.emit(indent, f"{f} = weft.math.tanh({parts[0]} - 0.25 * {parts[1]} * {f})")
+
+    def moved_along(self, indent: int) -> None:
+        """Numbers that move along names from turn to turn, as in a filter. Each is an integer at
+        first, and is found out to be a float once the one before it is."""
+        self.fresh += 1
+        names = [f"d{self.fresh}_{k}" for k in range(self.random.randint(2, 30))]
+        self.emit(indent, f"{' = '.join(names)} = {self.random.randint(0, 3)}")
+        self.emit(indent, f"for {names[0]}_t in range(abs({self.int_expression(2)}) % 5):")
+        if self.random.random() < 0.5:
+            for after, before in reversed([*zip(names[1:], names[:-1], strict=True)]):
+                self.emit(indent + 1, f"{after} = {before}")
+        else:
+            self.emit(indent + 1, f"{', '.join(names[1:])}, = {', '.join(names[:-1])},")
+        self.emit(indent + 1, f"{names[0]} = 0.5 * {names[0]} + {self.bounded(1)}")
+        f = self.random.choice(self.floats)
+        self.emit(indent, f"{f} = 0.5 * {f} + 0.25 * ({names[-1]} - {self.pick(*names)})")
 
     def body(self, indent: int, depth: int) -> None:
         for _ in range(self.random.randint(1, 3)):

@@ -6,14 +6,18 @@ from collections.abc import Callable
 import pytest
 
 from tests.index.make import Int, Make
-from weft.index import budget, races
-from weft.index.access import Extraction
+from weft.autodiff import memory
+from weft.autodiff.memory import contents, element_written_once
+from weft.index import budget, disjoint, races, relation
+from weft.index.access import Extraction, accesses
 from weft.index.expression import condition_polys
 from weft.index.integers import MOST
 from weft.index.operations import operations
 from weft.index.races import check_races, find_races
 from weft.ir.core import Function, Value
 from weft.ir.types import i1
+from weft.passes import race_checks
+from weft.passes.relax_atomics import relax_atomics
 
 
 @pytest.fixture
@@ -199,3 +203,44 @@ def test_operations_under_a_long_condition_have_two_ends():
         assert found.most is not None
         adds = [end["add"].number if "add" in end else 0 for end in (found.least, found.most)]
         assert adds == [least, most]
+
+
+def updates(count: int) -> Function:
+    """Loads, stores and accumulations, each at places of its own."""
+    make = Make(x=2, y=2, z=2)
+    with make.parallel(i=make.dim(make.x, 0)) as i:
+        for k in range(count):
+            value = make.load(make.x, i, make.int(k))
+            make.store(make.x, i, make.int(k), value=value)
+            make.store(make.z, i, make.int(k))
+            make.add(make.y, i, make.int(k), kind="mulf")
+    function = make.done()
+    function.attrs["noalias"] = True
+    return function
+
+
+USES: dict[str, tuple[Callable[[Function], object], int]] = {
+    "atomics": (relax_atomics, 120),
+    "race checks": (race_checks.undecided, 360),
+    "contents": (lambda f: contents(f, accesses(f)), 120),
+    "written once": (lambda f: element_written_once(f, accesses(f), f.args[2]), 0),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_accesses_to_places_of_their_own_are_not_compared_pair_by_pair(use, monkeypatch):
+    """Each of 600 lines was compared with each other one: 13 s in debug mode."""
+    ask, expected = USES[use]
+    compared = 0
+    align = disjoint.aligned
+
+    def counted(a, b):
+        nonlocal compared
+        compared += 1
+        return align(a, b)
+
+    for module in (disjoint, memory, relation):
+        monkeypatch.setattr(module, "aligned", counted)
+    ask(updates(120))
+    print(use, compared)
+    assert compared == expected

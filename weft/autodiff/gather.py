@@ -29,7 +29,7 @@ from weft.autodiff.slices import Slicer, Unavailable
 from weft.index.access import Access, accesses
 from weft.index.budget import Budget
 from weft.index.expression import Dim, Poly, atom, number
-from weft.index.races import proven_apart
+from weft.index.races import pairs, proven_apart
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.types import MemRefType, ScalarType, i64, index
@@ -328,7 +328,7 @@ def _plan(name: str, group: list[Access], slicer: Slicer, form: Form) -> _Plan:
     if any(a.kind != "rmw" for a in group):
         return _Plan(name, "atomic", "as the loop writes it")
     budget = Budget()
-    alone = all(proven_apart(a, b, budget) for k, a in enumerate(group) for b in group[k:])
+    alone = all(proven_apart(a, b, budget) for a, b in pairs(group))
     if alone:
         return _Plan(name, "plain", "plain store: no two iterations read one element", group)
     if all(slicer.is_fixed(v) for a in group for v in memory(a.op)[1]) and all(

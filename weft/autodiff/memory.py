@@ -16,7 +16,7 @@ from weft.index.access import Access, accesses
 from weft.index.budget import Budget
 from weft.index.disjoint import aligned
 from weft.index.expression import Poly
-from weft.index.races import proven_apart
+from weft.index.races import as_one, meeting, pairs, places
 from weft.index.relation import Text
 from weft.ir.core import Function, Op, Value, below, walk
 
@@ -46,7 +46,12 @@ def contents(function: Function, every: Sequence[Access]) -> dict[Op, Contents]:
     for memref in function.args:
         group = [a for a in every if a.memref is memref]
         writes = [a for a in group if a.writes]
-        reads = [a for a in group if a.kind == "load" or _is_own_update(a, group)]
+        updates = {places(a) for a in group if a.combiner in UPDATES}
+        shared = meeting(group, updates, Budget()) if updates else set()
+        reads = [
+            a for a in group
+            if a.kind == "load" or (a.combiner in UPDATES and places(a) not in shared)
+        ]  # fmt: skip
         budget = Budget() if len(reads) * len(writes) <= _MOST_PAIRS else None
         for read in reads if writes else ():
             final = not read.writes and (
@@ -68,12 +73,6 @@ def read_after_write(function: Function, pairs: Iterable[tuple[Access, Access]])
         for read, write in (pair, reversed(pair))
         if read.kind != "store" and write.writes
     )
-
-
-def _is_own_update(access: Access, group: Sequence[Access]) -> bool:
-    """Whether ``access`` is one of ``UPDATES``, of an element that is its iteration's own."""
-    budget = Budget()
-    return access.combiner in UPDATES and all(proven_apart(access, a, budget) for a in group)
 
 
 def _in_while(function: Function) -> set[Op]:
@@ -111,6 +110,9 @@ def _apart(
     budget: Budget,
 ) -> bool:
     """Proves that there is no such pair."""
+    equal = aligned(load, write)
+    if equal is None:
+        return True
     text = Text()
     first = {loop.iv: text.fresh(loop.iv.name or "i") for loop in load.loops}
     second = {
@@ -119,10 +121,7 @@ def _apart(
         for loop in write.loops
     }  # fmt: skip
     constraints = text.domain(load, first) + text.domain(write, second)
-    pairs = aligned(load, write)
-    if pairs is None:
-        return True
-    for left, right in pairs:
+    for left, right in equal:
         x, y = text.affine(left, first), text.affine(right, second)
         if x is not None and y is not None:
             constraints.append(f"{x} = {y}")
@@ -149,9 +148,10 @@ def element_written_once(function: Function, every: Sequence[Access], memref: Va
     whiles = _in_while(function)
     if any(a.kind != "store" or a.op in whiles or not _distinct(a) for a in writes):
         return False
-    pairs = [(a, b) for k, a in enumerate(writes) for b in writes[k + 1 :]]
+    if len({*map(as_one, writes)}) < len(writes):  # two of them write the same
+        return False
     budget = Budget()
-    return all(_apart(a, b, [], True, True, True, budget) for a, b in pairs)
+    return all(_apart(a, b, [], True, True, True, budget) for a, b in pairs(writes) if a is not b)
 
 
 def _distinct(access: Access) -> bool:

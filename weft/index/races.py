@@ -9,7 +9,7 @@ so that a kernel which is right for the sizes it was written for is not refused.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence, Set
 from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -164,6 +164,27 @@ def proven_apart(a: Access, b: Access, budget: Budget) -> bool:
     if a is b and _wherever(a):
         return False
     return not overlap_in_trial(a, b) and budget.proves_empty(meetings(a, b, Text()))
+
+
+def places(access: Access) -> Hashable:
+    """What is equal for accesses of the same elements by the same iterations."""
+    return access.subscripts, access.loops, access.guards
+
+
+def meeting(group: Sequence[Access], asked: Set[Hashable], budget: Budget) -> set[Hashable]:
+    """Which of the ``places`` that are ``asked`` about are those of accesses that may meet one of
+    ``group``, or themselves, in another iteration."""
+    found: set[Hashable] = set()
+    apart: dict[tuple[Hashable, Hashable], bool] = {}
+    for a, b in pairs(group):
+        both = places(a), places(b)
+        if asked.isdisjoint(both) or asked & {*both} <= found:
+            continue
+        if both not in apart:
+            apart[both] = apart[both[1], both[0]] = proven_apart(a, b, budget)
+        if not apart[both]:
+            found |= asked & {*both}
+    return found
 
 
 def _wherever(access: Access) -> bool:
@@ -385,6 +406,11 @@ def _help_for_stores(name: str, a: Access, b: Access) -> str:
     return f"{accumulate}{comma} {serial}{index}"
 
 
+def as_one(access: Access) -> Hashable:
+    """What is equal for accesses that are alike in all that counts."""
+    return access.kind, access.combiner, places(access), access.exact
+
+
 # For each dimension: how its subscript is taken apart, and the parts that are numbers.
 _Key = tuple[tuple[object, tuple[int | None, ...]], ...]
 
@@ -397,11 +423,9 @@ def pairs(group: Sequence[Access]) -> Iterator[tuple[Access, Access]]:
     different numbers at one place of the subscripts, which `disjoint.aligned` finds as well, but
     one pair at a time.
     """
-    alike: dict[object, Access] = {}
+    alike: dict[Hashable, Access] = {}
     for a in group:
-        alike.setdefault(
-            (a.kind, a.combiner, a.subscripts, a.loops, a.guards, a.exact), a
-        )  # fmt: skip
+        alike.setdefault(as_one(a), a)
     buckets: dict[_Key, list[tuple[int, Access]]] = {}
     keys: list[_Key] = []
     order = list(alike.values())

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from itertools import combinations_with_replacement
+from collections.abc import Hashable, Sequence
 
 from weft.index.access import KINDS, Access, accesses
 from weft.index.budget import Budget
-from weft.index.races import compatible, proven_apart
+from weft.index.races import as_one, compatible, pairs, proven_apart
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, walk
 from weft.ir.views import Parallel, While, is_constant, memory
@@ -48,15 +47,17 @@ def undecided(function: Function) -> list[Access]:
     shared = [a for a in shared if a.memref in function.args]
     if not function.attrs.get("noalias"):
         return shared if any(a.writes for a in shared) else []
-    found: set[Op] = set()
+    groups: dict[Value, list[Access]] = {}
+    for a in shared:
+        groups.setdefault(a.memref, []).append(a)
+    found: set[tuple[Value, Hashable]] = set()
     budget = Budget()
-    for a, b in combinations_with_replacement(shared, 2):
-        known = a.op in found and b.op in found
-        if a.memref is not b.memref or known or compatible(a, b):
-            continue
-        if not proven_apart(a, b, budget):
-            found |= {a.op, b.op}
-    return [a for a in shared if a.op in found]
+    for memref, group in groups.items():
+        for a, b in pairs(group):
+            both = {(memref, as_one(a)), (memref, as_one(b))}
+            if not (both <= found or compatible(a, b) or proven_apart(a, b, budget)):
+                found |= both
+    return [a for a in shared if (a.memref, as_one(a)) in found]
 
 
 def kind_of(access: Access, exchanges: set[Op]) -> str:

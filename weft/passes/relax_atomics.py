@@ -7,11 +7,10 @@ Precondition: none. Non-goals: accumulations that meet are not turned into reduc
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
 
 from weft.index.access import Access, accesses
 from weft.index.budget import Budget
-from weft.index.races import proven_apart
+from weft.index.races import meeting, places
 from weft.ir.builder import Rewriter
 from weft.ir.core import Function, Op, Value, walk
 
@@ -33,11 +32,6 @@ def relax_atomics(function: Function) -> Function:
     return Rewriter(visit).function(function)
 
 
-def _question(access: Access) -> Hashable:
-    """What is equal for accesses of the same elements by the same iterations."""
-    return access.subscripts, *map(id, access.loops), *map(id, access.guards)
-
-
 def _accumulations(function: Function) -> list[Op]:
     return [op for op in walk(function.body) if op.name == "memref.atomic_rmw"]
 
@@ -53,16 +47,12 @@ def _decisions(function: Function) -> dict[Op, bool]:
     decisions: dict[Op, bool] = {}
     budget = Budget()
     for (loop, _), group in by_array.items():
-        distinct = {_question(access): access for access in group}
-        proven: dict[Hashable, bool] = {}
-        for access in group:
-            if access.kind == "rmw" and access.op.attrs["atomic"]:
-                plain, question = loop is None or access.local, _question(access)
-                if not plain and question not in proven:
-                    every = (access, *distinct.values())
-                    proven[question] = all(proven_apart(access, b, budget) for b in every)
-                decisions[access.op] = plain = plain or proven[question]
-                if log.isEnabledFor(logging.DEBUG):
-                    how = "plain" if plain else "atomic"
-                    log.debug("%s: %s is %s", function.name, access.where, how)
+        atomic = [a for a in group if a.kind == "rmw" and a.op.attrs["atomic"]]
+        shared = {places(a) for a in atomic if not (loop is None or a.local)}
+        met = meeting(group, shared, budget) if shared else set()
+        for access in atomic:
+            decisions[access.op] = plain = places(access) not in met
+            if log.isEnabledFor(logging.DEBUG):
+                how = "plain" if plain else "atomic"
+                log.debug("%s: %s is %s", function.name, access.where, how)
     return decisions

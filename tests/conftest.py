@@ -127,7 +127,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     begin = _spent() - _probes[0]
     try:
         result = yield
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (AssertionError, TypeError, ValueError, RuntimeError) as error:
         here = item.path.as_posix().endswith(ANYWHERE)
         there = any(item.get_closest_marker(name) for name in ("webgpu", "mps"))
         if not (here and there and refused(error)):
@@ -203,7 +203,8 @@ def refused(error: BaseException) -> bool:
     if type(error).__module__ == "torch._dynamo.exc":  # what stands for kernels is not for Dynamo
         return True
     told = ("ends them too early", "a shader has a buffer for each", "does not fit into a buffer",
-            "the MPS framework doesn't support it")  # fmt: skip
+            "the MPS framework doesn't support it",
+            "Cannot have both MPS and cuda")  # autograd's engine, built for CUDA  # fmt: skip
     return isinstance(error, UnsupportedInShaderError) or any(t in str(error) for t in told)
 
 

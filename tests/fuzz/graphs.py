@@ -204,7 +204,8 @@ FORMS = (_values, _gradient, _gradient, _by_functions, _tangent, _samples, _grad
 # What a graph may refuse by name, if it is about derivatives or batches.
 _REFUSED = ("torch cannot follow that", "through another argument", "there is no gradient of",
             "has a tangent, and", "modified by an inplace operation",
-            "has no samples of its own", "PyTorch's graphs write to a copy")  # fmt: skip
+            "has no samples of its own", "PyTorch's graphs write to a copy",
+            "as an operator, a copy")  # fmt: skip
 
 
 def check_graphs(random: Random) -> str:

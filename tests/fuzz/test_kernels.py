@@ -17,6 +17,7 @@ from tests.fuzz import (
     draws,
     element_loops,
     float8,
+    jumps,
     moves,
     nests,
     objects,
@@ -170,6 +171,13 @@ def test_random_kernels_of_objects_with_several_names(part: int, seed: int) -> N
 @pytest.mark.sampled(5)
 def test_random_kernels_of_lists_that_change_places(part: int, seed: int) -> None:
     moves.check(Random(seed))
+
+
+@settings(drawing, max_examples=-(-COUNT // (5 * PARTS)))
+@given(seed=st.integers(0, 1 << 40))
+@pytest.mark.sampled(5)
+def test_random_kernels_of_jumps_and_names(part: int, seed: int) -> None:
+    jumps.check(Random(seed))
 
 
 @settings(drawing, max_examples=-(-COUNT // (10 * PARTS)))  # each is compiled several times

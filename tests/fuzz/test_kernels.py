@@ -23,6 +23,7 @@ from tests.fuzz import (
     objects,
     overlaps,
     programs,
+    row_values,
     rows,
     scans,
     structs,
@@ -178,6 +179,13 @@ def test_random_kernels_of_lists_that_change_places(part: int, seed: int) -> Non
 @pytest.mark.sampled(5)
 def test_random_kernels_of_jumps_and_names(part: int, seed: int) -> None:
     jumps.check(Random(seed))
+
+
+@settings(drawing, max_examples=-(-COUNT // (5 * PARTS)))
+@given(seed=st.integers(0, 1 << 40))
+@pytest.mark.sampled(5)
+def test_random_kernels_of_rows_as_values(part: int, seed: int) -> None:
+    row_values.check(Random(seed))
 
 
 @settings(drawing, max_examples=-(-COUNT // (10 * PARTS)))  # each is compiled several times

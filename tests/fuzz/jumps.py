@@ -21,10 +21,6 @@ MEANT = ("may have no value here", "is not known")
 
 
 class Draw(Text):
-    def __init__(self, random: Random) -> None:
-        super().__init__(random)
-        self.lines: list[str] = []
-
     def text(self) -> str:
         self.emit(0, "TRUE, FALSE = True, False", "def g(x, i, c):")
         self.emit(1, "s = 0.0", *self.some())
@@ -42,9 +38,6 @@ class Draw(Text):
 
     def some(self) -> list[str]:
         return [f"{name} = 1.5" for name in NAMES if self.random.random() < 0.6]
-
-    def emit(self, indent: int, *lines: str) -> None:
-        self.lines += ["    " * indent + line for line in lines]
 
     def block(self, indent: int, depth: int, *, loop: bool = False, function: bool = False) -> None:
         """One to three statements; behind a jump there is none."""

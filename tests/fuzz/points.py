@@ -35,6 +35,10 @@ class Text:
     def __init__(self, random: Random) -> None:
         self.random = random
         self.loops = 0
+        self.lines: list[str] = []
+
+    def emit(self, indent: int, *lines: str) -> None:
+        self.lines += ["    " * indent + line for line in lines]
 
     def pick(self, *choices: str) -> str:
         return self.random.choice(choices)

@@ -34,9 +34,6 @@ class Draw(Text):
             self.emit(2, f"out[i] = {self.names[-1]}")
         return "\n".join(self.lines) + "\n"
 
-    def emit(self, indent: int, line: str) -> None:
-        self.lines.append("    " * indent + line)
-
     def tensor(self) -> str:
         return self.pick("x", "y", "out")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -156,36 +157,13 @@ def test_random_kernels_of_structs(part: int, seed: int) -> None:
 @settings(drawing, max_examples=-(-COUNT // (5 * PARTS)))
 @given(seed=st.integers(0, 1 << 40))
 @pytest.mark.sampled(5)
-def test_random_kernels_of_lists_of_lists_and_objects(part: int, seed: int) -> None:
-    tables.check(Random(seed))
-
-
-@settings(drawing, max_examples=-(-COUNT // (5 * PARTS)))
-@given(seed=st.integers(0, 1 << 40))
-@pytest.mark.sampled(5)
-def test_random_kernels_of_objects_with_several_names(part: int, seed: int) -> None:
-    objects.check(Random(seed))
-
-
-@settings(drawing, max_examples=-(-COUNT // (5 * PARTS)))
-@given(seed=st.integers(0, 1 << 40))
-@pytest.mark.sampled(5)
-def test_random_kernels_of_lists_that_change_places(part: int, seed: int) -> None:
-    moves.check(Random(seed))
-
-
-@settings(drawing, max_examples=-(-COUNT // (5 * PARTS)))
-@given(seed=st.integers(0, 1 << 40))
-@pytest.mark.sampled(5)
-def test_random_kernels_of_jumps_and_names(part: int, seed: int) -> None:
-    jumps.check(Random(seed))
-
-
-@settings(drawing, max_examples=-(-COUNT // (5 * PARTS)))
-@given(seed=st.integers(0, 1 << 40))
-@pytest.mark.sampled(5)
-def test_random_kernels_of_rows_as_values(part: int, seed: int) -> None:
-    row_values.check(Random(seed))
+@pytest.mark.parametrize(
+    "drawn",
+    [tables, objects, moves, jumps, row_values],
+    ids=lambda m: m.__name__.rpartition(".")[2],
+)
+def test_random_kernels_of_what_iterations_keep(drawn: Any, part: int, seed: int) -> None:
+    drawn.check(Random(seed))
 
 
 @settings(drawing, max_examples=-(-COUNT // (10 * PARTS)))  # each is compiled several times

@@ -79,6 +79,19 @@ class Form:
     listed: bool = True
 
 
+@frozen
+class RowUse:
+    """A computed row that is needed at ``here``; Python computes it at ``since``. ``loads``: what
+    an element of it reads, where the loop around ``here`` goes over the elements."""
+
+    since: tuple[Block, Op | None]
+    here: tuple[Block, Op | None]
+    memrefs: set[Value]
+    name: str
+    span: Span
+    loads: list[Op] = field(default_factory=list)
+
+
 @mutable
 class Lowering:
     """One round of lowering one region."""
@@ -106,7 +119,7 @@ class Lowering:
     checks: list[Op] = field(default_factory=list)  # the assertions that debug mode adds
     naturals: set[Value] = field(default_factory=set)  # loop indices that are 0 or more
     shared_rows: str = ""  # see rows.note_shared
-    row_uses: list[Any] = field(default_factory=list)  # see row_order.py
+    row_uses: list[RowUse] = field(default_factory=list)  # see row_order.py
     empty: set[tuple[Any, ...]] = field(default_factory=set)  # lists of which no item is known yet
     failed: CompileError | None = None  # a round that does not know them
     homes: dict[tuple[Any, ...], Form] = field(default_factory=dict)  # see moves.py; all rounds

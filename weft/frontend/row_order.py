@@ -10,24 +10,11 @@ from typing import Any
 
 from weft.errors import KernelTypeError, Span
 from weft.frontend import rows
-from weft.frontend.context import Lowering
+from weft.frontend.context import Lowering, RowUse
 from weft.frontend.kinds import Items, Operand, Row, Scalar, Static, Tup
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.views import For, accessed_by, constant_of, memory, written_by
-from weft.values import field, frozen
-
-
-@frozen
-class Use:
-    """A computed row that is needed at ``here``; Python computes it at ``since``. ``loads``: what
-    an element of it reads, where the loop around ``here`` goes over the elements."""
-
-    since: tuple[Block, Op | None]
-    here: tuple[Block, Op | None]
-    memrefs: set[Value]
-    name: str
-    span: Span
-    loads: list[Op] = field(default_factory=list)
+from weft.values import frozen
 
 
 def used(cx: Lowering, x: Operand, name: str, span: Span) -> None:
@@ -36,7 +23,7 @@ def used(cx: Lowering, x: Operand, name: str, span: Span) -> None:
         for item in x.items:
             used(cx, item, name, span)
     elif isinstance(x, Row) and x.since is not None and x.leaves:
-        cx.row_uses.append(Use(x.since, _here(cx), _memrefs(x), name, span))
+        cx.row_uses.append(RowUse(x.since, cx.builder.here(), _memrefs(x), name, span))
 
 
 def items(cx: Lowering, row: Row, span: Span) -> Items:
@@ -49,7 +36,7 @@ def items(cx: Lowering, row: Row, span: Span) -> Items:
         found = row.at([k]) if one else rows.item(cx, row, k)
         if row.since is not None and row.leaves:
             loads = [op for op in block.ops[first:] if op.name == "memref.load"]
-            use = Use(row.since, _here(cx), _memrefs(row), written(span), span, loads)
+            use = RowUse(row.since, cx.builder.here(), _memrefs(row), written(span), span, loads)
             cx.row_uses.append(use)
         return found
 
@@ -60,11 +47,6 @@ def written(span: Span) -> str:
     """What a message calls a row that is written at ``span``."""
     same = span.line == span.end_line
     return f"`{span.text[span.column : span.end_column]}`" if same else "this row"
-
-
-def _here(cx: Lowering) -> tuple[Block, Op | None]:
-    block = cx.builder.block
-    return block, block.ops[-1] if block.ops else None
 
 
 def _memrefs(row: Row) -> set[Value]:
@@ -102,7 +84,7 @@ def check(cx: Lowering, function: Function) -> None:
         function.attrs["rows"] = cx.shared_rows
 
 
-def _passed(store: Op, memref: Value, use: Use, loop: Op) -> bool:
+def _passed(store: Op, memref: Value, use: RowUse, loop: Op) -> bool:
     """Whether no turn of ``loop`` reads what ``store`` has written in a turn before: it is to where
     the row was read already."""
     loads = [op for op in use.loads if accessed_by(op) is memref]

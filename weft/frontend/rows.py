@@ -83,9 +83,7 @@ def computed(
     """A row whose elements are computed of ``parts``: rows, and whether each is read at the very
     place of the element."""
     leaves = tuple((leaf, same and here) for row, here in parts for leaf, same in row.leaves)
-    block = cx.builder.block
-    now = (block, block.ops[-1] if block.ops else None)
-    since = next((row.since for row, _ in parts if row.since is not None), now)
+    since = next((row.since for row, _ in parts if row.since is not None), cx.builder.here())
     return Row(sizes, at, None, leaves, heavy or any(row.heavy for row, _ in parts), since)
 
 

@@ -31,6 +31,10 @@ class Builder:
         finally:
             self.block = saved
 
+    def here(self) -> tuple[Block, Op | None]:
+        """Where the next operation goes: the block, and the operation before it, if any."""
+        return self.block, self.block.ops[-1] if self.block.ops else None
+
     @contextmanager
     def about(self, span: Any) -> Generator[None]:
         """Puts ``span`` on what is built in a ``with``."""

@@ -94,11 +94,13 @@ def _refuse_argument(kernel: KernelLike, types: Sequence[str]) -> None:
 
 
 def boxed_of(overload: Any) -> BoxedKernel | None:
-    """The kernel in machine code of an operator, if it is one of weft's that has one."""
+    """The kernel in machine code of an operator, if it is one of weft's that has one, and takes
+    what a library does."""
     family, name = getattr(overload, "family", None), overload._schema.name.partition("::")[2]
     if family is None or name not in family.portable:
         return None
-    return family.boxed.get(name) or family.portable[name]()
+    code: BoxedKernel | None = family.boxed.get(name) or family.portable[name]()
+    return None if code is None or "Tensor?" in code.types else code
 
 
 class Library:

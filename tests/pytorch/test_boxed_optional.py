@@ -60,6 +60,22 @@ def same(x: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
     return x if other is None else other.view(-1)
 
 
+def scaled(
+    x: torch.Tensor, n: int | None = None, s: float | None = None, up: bool | None = None
+) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        value = x[i] + 0
+        if n is not None:
+            value += n
+        if s is not None:
+            value *= s
+        if up is not None:
+            value += 10 if up else -10
+        out[i] = value
+    return out
+
+
 def kernel(function: Callable[..., Any]) -> Any:
     """Under a namespace of its own: kernels of one text share an operator in one."""
     return weft.kernel(namespace=f"weft_optional_{next(numbers)}")(function)
@@ -114,6 +130,58 @@ def test_arguments_that_are_left_out() -> None:
         k.op(x, 3, "bias")
     with pytest.raises(TypeError, match="must be Tensor, not NoneType"):  # as the kernel says
         k.op(None, 3, bias)
+
+
+def of_numbers(x: torch.Tensor, n: int | None, s: float | None, up: bool | None) -> torch.Tensor:
+    """``scaled`` by torch's operators."""
+    value = x if n is None else x + n
+    value = value if s is None else value * s
+    return value if up is None else value + (10 if up else -10)
+
+
+def test_numbers_that_may_be_none() -> None:
+    k, x = kernel(scaled), torch.randn(5)
+    assert "(Tensor x, SymInt? n=None, float? s=None, bool? up=None)" in str(k.op._schema)
+    rows = [(None, None, None), (3, None, None), (None, 0.5, True), (2, 1.5, False)]
+    for row in rows * 3:
+        torch.testing.assert_close(k.op(x, *row), of_numbers(x, *row))
+    code = code_of(k)
+    assert len(code._known) == 4
+    for row in (*reversed(rows), (-(1 << 40), None, None), (None, -0.25, False), (7, 2.5, True)):
+        found = list[Any]()
+        assert by_python(code, lambda row=row, f=found: f.append(k.op(x, *row))) == 0
+        torch.testing.assert_close(found[0], of_numbers(x, *row))
+    with pytest.raises(RuntimeError, match=r"'Optional\[int\]' for argument 'n"):
+        k.op(x, 0.5)
+    with pytest.raises(RuntimeError, match=r"'Optional\[float\]' for argument 's'"):
+        k.op(x, None, "much")
+    with pytest.raises(RuntimeError, match=r"'Optional\[bool\]' for argument 'up'"):
+        k.op(x, None, None, "yes")
+    torch.testing.assert_close(k.op(x, s=2), x * 2)  # torch makes it a float
+    leaf, weight = x.clone().requires_grad_(), torch.randn(5)
+    for row in rows * 3:
+        (grad,) = torch.autograd.grad((k.op(leaf, *row) * weight).sum(), leaf)
+        torch.testing.assert_close(grad, weight * (1 if row[1] is None else row[1]))
+
+
+def test_symbolic_numbers_that_may_be_none() -> None:
+    k, x = kernel(scaled), torch.randn(5)
+    for _ in range(3):
+        k.op(x, 2), k.op(x)
+    graphs = list[Any]()
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    def call(x: torch.Tensor, n: int) -> torch.Tensor:
+        return k.op(x, n) + k.op(x, None)
+
+    compiled = torch.compile(call, backend=backend, fullgraph=True, dynamic=True)
+    for n in (5, 6, 7):
+        torch.testing.assert_close(compiled(x, n), 2 * x + n)
+    assert len(graphs) == 1
+    assert k.op(x.to("meta"), 2).shape == (5,)
 
 
 def test_what_is_written_may_be_none() -> None:

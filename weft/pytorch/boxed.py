@@ -57,8 +57,8 @@ log = logging.getLogger("weft.launch")
 
 FIRST, EVERY = 2, 8  # calls by Python that are looked at; later ones each time their number doubles
 MOST, MOST_ENTRIES = 8, 64  # forms of one operator whose code differs, and all of them
-_TYPES = ("Tensor", "Tensor?", "SymInt", "float", "bool", "SymInt[]", "float[]", "bool[]",
-          "ScalarType", "Device", CHANGING)  # of arguments  # fmt: skip
+_TYPES = ("Tensor", "Tensor?", "SymInt", "SymInt?", "float", "float?", "bool", "bool?", "SymInt[]",
+          "float[]", "bool[]", "ScalarType", "Device", CHANGING)  # of arguments  # fmt: skip
 _WORD = (1 << 64) - 1
 _errors = threading.local()  # what a thread's last call by Python has raised, and its text
 

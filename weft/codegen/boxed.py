@@ -17,6 +17,8 @@ from weft.codegen.boxed_forms import (
     CPU,
     CUDA,
     CURRENT,
+    NONE,
+    ONE,
     Form,
     Keys,
     MadeForm,
@@ -85,13 +87,11 @@ METHODS = {
     REQUIRES_GRAD: "i1 (ptr)", TANGENT: "ptr (ptr, i64, ptr)", VERSION: "void (ptr)",
     INFERENCE: "i1 (ptr)", INCLUDED: "i1 (i16)", **dict.fromkeys(SPECIAL, "i1 (ptr)"),
 }  # fmt: skip
-
-_TENSOR = ("device", "index", "dtype", "rank", "contiguous", "sizes", "strides", "data", "storage",
-           "offset")  # fmt: skip
-_ASKED = dict(zip(_TENSOR, (
-    "get_device_type", "get_device_index", "get_dtype", "get_dim", "is_contiguous", "get_sizes",
-    "get_strides", "get_data_ptr", "get_storage_size", "get_storage_offset",
-), strict=True))  # fmt: skip
+_ASKED = {  # what is known of a tensor, and the functions that are asked
+    "device": "get_device_type", "index": "get_device_index", "dtype": "get_dtype",
+    "rank": "get_dim", "sizes": "get_sizes", "strides": "get_strides", "data": "get_data_ptr",
+    "contiguous": "is_contiguous", "storage": "get_storage_size", "offset": "get_storage_offset",
+}  # fmt: skip
 
 
 def text(forms: Sequence[Form], keys: Keys, exported: str = "") -> str:
@@ -224,12 +224,11 @@ def _carried_out(w: _Writer, symbol: str, groups: int) -> None:
 
 
 def _looks(w: _Writer) -> None:
-    """Writes what torch says of a tensor to the words ``_TENSOR``; false where it has nothing to
-    say."""
-    for k, name in enumerate(_TENSOR):
+    """Writes what torch says of a tensor to words; false where it has nothing to say."""
+    for k, function in enumerate(_ASKED.values()):
         place = w.at("%words", k)
         w.store(0, place)  # some are of fewer bytes
-        w.succeeds(w.torch(f"aoti_torch_{_ASKED[name]}", "%tensor", place))
+        w.succeeds(w.torch(f"aoti_torch_{function}", "%tensor", place))
     w.ends("@looks(ptr %tensor, ptr %words)")
 
 
@@ -253,7 +252,7 @@ class _Tensor:
 
     def __init__(self, w: _Writer, form: TensorForm, handle: str, words: str) -> None:
         self.form, self.handle = form, handle
-        self.told = {name: w.load(w.at(words, k)) for k, name in enumerate(_TENSOR)}
+        self.told = {name: w.load(w.at(words, k)) for k, name in enumerate(_ASKED)}
         self.data = self.told["data"]
         self.sizes: list[str] = []
         self.strides: list[str] = []
@@ -336,7 +335,7 @@ def _runs(
     leaves = _leaves(w, form)
     handles = {k: w.load(w.at(leaves, k), "ptr")
                for k, a in enumerate(form.arguments) if isinstance(a, TensorForm)}  # fmt: skip
-    words = {k: w.room(len(_TENSOR)) for k in handles}
+    words = {k: w.room(len(_ASKED)) for k in handles}
     ask, asked = w.label("ask"), w.label("asked")
     w.branch("%above", ask, asked)
     w.start(ask)
@@ -378,17 +377,17 @@ def _leaves(w: _Writer, form: Form) -> str:
     leaves, length, at = w.room(len(form.arguments)), w.room(1), 0
     for k, held in enumerate(form.lists):
         word = w.load(w.at("%stack", k))
-        if held is None:
+        count, optional = held or (ONE, False)
+        if optional:  # there is a word around it
+            w.need(w.test("eq" if count == NONE else "ne", word, 0))
+            if count == NONE:
+                continue
+            word = w.load(w.inst(f"inttoptr i64 {word} to ptr"))
+        if count == ONE:
             w.store(word, w.at(leaves, at))
             at += 1
             continue
-        count, optional = held
         handle = w.inst(f"inttoptr i64 {word} to ptr")
-        if optional:  # there is a word around it
-            w.need(w.test("eq" if count < 0 else "ne", word, 0))
-            if count < 0:
-                continue
-            handle = w.load(handle, "ptr")
         w.succeeds(w.torch("torch_list_size", handle, length))
         w.need(w.test("eq", w.load(length), count))
         for item in range(count):
@@ -481,7 +480,7 @@ class _Run:
                     w.store(word, w.at(room, axis))
             asked = form.rank, *rooms, form.dtype, *self.device, place
             w.succeeds(w.torch("aoti_torch_empty_strided", *asked), self.no)
-        handle, words = w.load(place, "ptr"), w.room(len(_TENSOR))
+        handle, words = w.load(place, "ptr"), w.room(len(_ASKED))
         self.made.append((handle, w.label("drop")))
         if made.zeros:
             w.succeeds(w.torch("aoti_torch_zero_", handle), self.no)
@@ -555,12 +554,13 @@ class _Run:
         for handle in [*handles.values(), *(h for h, _ in self.made if h not in given)]:
             w.torch("aoti_torch_delete_tensor_object", handle)
         for k, held in enumerate(form.lists):
-            if held is not None and held[0] >= 0:
+            if held is not None and held[0] != NONE:
                 handle = box = w.load(w.at("%stack", k), "ptr")
                 if held[1]:
                     handle = w.load(box, "ptr")
                     w.torch("torch_delete_stable_ivalue", box)
-                w.torch("torch_delete_list", handle)
+                if held[0] != ONE:
+                    w.torch("torch_delete_list", handle)
         if form.listed:
             w.torch("torch_new_list_reserve_size", len(given), "%stack")
             made = w.load("%stack", "ptr")

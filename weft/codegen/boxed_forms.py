@@ -10,6 +10,7 @@ from weft.values import frozen
 
 CPU, CUDA = 0, 1  # torch's numbers of device types
 CURRENT = -2  # as the index of a device: the one that is current where the kernel is called
+NONE, ONE = -1, -2  # for the length of a list: it is None; it is no list but one of its kind
 ANY = "any"  # as what is known of strides: nothing
 
 
@@ -87,7 +88,8 @@ class RunForm:
 @frozen
 class Form:
     """What a kernel does with arguments of one kind. ``lists``: for each argument of the operator
-    None, or of a list its length and whether it is an optional one (of which -1 is none at all).
+    None, or of a list or an optional one its length (or ``NONE`` or ``ONE``) and whether it is
+    optional.
     ``arguments``: what they are, lists item by item. ``made``: tensors, whose positions are behind
     these; a ``Slot``'s ``arg`` is such a position (of the kind "constant" the word itself; of
     "item" that of a tensor whose only element, of 8 bytes, is the word; "pair stride" is one of a

@@ -36,7 +36,7 @@ from weft.frontend.parameters import returned_types
 from weft.frontend.scope import Guard
 from weft.frontend.specs import ConstSpec, Spec, TensorSpec
 from weft.pytorch.annotations import is_checked
-from weft.pytorch.boxed_program import Operand, Program, Unfit, constant
+from weft.pytorch.boxed_program import NOWHERE, Operand, Program, Unfit, constant
 from weft.pytorch.changing import CHANGING
 from weft.pytorch.forward_level import is_open
 from weft.pytorch.namespace import Family, tell_torchscript
@@ -57,8 +57,8 @@ log = logging.getLogger("weft.launch")
 
 FIRST, EVERY = 2, 8  # calls by Python that are looked at; later ones each time their number doubles
 MOST, MOST_ENTRIES = 8, 64  # forms of one operator whose code differs, and all of them
-_TYPES = ("Tensor", "SymInt", "float", "bool", "SymInt[]", "float[]", "bool[]",
-          "ScalarType", "Device", CHANGING)  # of arguments  # fmt: skip
+_TYPES = ("Tensor", "Tensor?", "SymInt", "SymInt?", "float", "float?", "bool", "bool?", "SymInt[]",
+          "float[]", "bool[]", "ScalarType", "Device", CHANGING)  # of arguments  # fmt: skip
 _WORD = (1 << 64) - 1
 _errors = threading.local()  # what a thread's last call by Python has raised, and its text
 
@@ -270,7 +270,7 @@ class BoxedKernel:
         positions = [k for k, spec in enumerate(specs) if isinstance(spec, TensorSpec)]
         writes = {positions[k] for k in written if k < len(positions)}
         for k, (spec, place) in enumerate(zip(specs, recipe.places, strict=True)):
-            if isinstance(place, int):
+            if isinstance(place, int) and program.starts[place] != NOWHERE:
                 program.take(program.starts[place], spec, written=k in writes)
         program.take_rest()
         for number, tensor in enumerate(made):
@@ -495,6 +495,7 @@ def _quick(
     defaults = [a.default_value for a in arguments]
     lists = [k for k, kind in enumerate(types) if kind.startswith("Tensor[]")]
     tensors = [k for k, kind in enumerate(types) if kind in ("Tensor", CHANGING)]
+    optional = [k for k, kind in enumerate(types) if kind == "Tensor?"]
     transforms = torch._C._are_functorch_transforms_active
     modes, functions = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
     recording = torch.is_grad_enabled
@@ -506,6 +507,9 @@ def _quick(
             args = (*args, *defaults[len(args) :])
         recorded = recording()
         found = [args[k] for k in tensors]
+        for k in optional:
+            if args[k] is not None:
+                found.append(args[k])
         for k in lists:
             found += args[k] or ()
         for tensor in found:

@@ -12,6 +12,8 @@ from weft.codegen.boxed_forms import (
     ANY,
     CPU,
     CUDA,
+    NONE,
+    ONE,
     Computing,
     Form,
     MadeForm,
@@ -31,6 +33,7 @@ from weft.runtime.function import packed
 from weft.runtime.launch import check_error
 from weft.runtime.signature import value_spec
 
+NOWHERE = -1  # as the place of an argument
 _SIZES = NumberForm(0, (1 << 62) - 1)
 # An argument of a loop: the position of a tensor, or the word of a number.
 Operand = int | Slot
@@ -52,22 +55,26 @@ class Program:
     def __init__(self, passed: Sequence[Any], types: Sequence[str], *, exact: bool = False) -> None:
         """Raises ``Unfit``."""
         self.numbers = set[int]()  # items that are tensors of one number, for the loop the number
-        self.starts: list[int] = []  # where each argument is among the items
+        self.starts: list[int] = []  # where each argument is among the items; of a None nowhere
         self.items: list[Any] = []
         self.lists: list[tuple[int, bool] | None] = []
         self.listed = set[int]()  # items of lists
         for value, kind in zip(passed, types, strict=True):
-            self.starts.append(len(self.items))
             optional = kind.endswith("?")
+            if optional and value is None:
+                self.starts.append(NOWHERE)
+                self.lists.append((NONE, True))
+                continue
+            self.starts.append(len(self.items))
             if kind == CHANGING:
                 self.numbers.add(len(self.items))
             if "[" not in kind:
-                self.lists.append(None)
+                self.lists.append((ONE, True) if optional else None)
                 self.items.append(value)
             else:
-                self.lists.append((-1 if value is None else len(value), optional))
-                self.listed |= {*range(len(self.items), len(self.items) + len(value or ()))}
-                self.items += value or ()
+                self.lists.append((len(value), optional))
+                self.listed |= {*range(len(self.items), len(self.items) + len(value))}
+                self.items += value
         tensors = [v for k, v in enumerate(self.items)
                    if isinstance(v, torch.Tensor) and k not in self.numbers]  # fmt: skip
         devices = {v.device for v in tensors}

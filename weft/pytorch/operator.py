@@ -173,7 +173,7 @@ class OperatorForm:
         ):  # fmt: skip
             return None
         host = kernel.unconverted
-        tensors = [k for k, kind in enumerate(types) if kind == "Tensor"]
+        tensors = [k for k, kind in enumerate(types) if kind.startswith("Tensor")]
         unwritten = [k for k in tensors if parameters[k].name not in self.written]
         names = [p.name for p in parameters]
 
@@ -182,15 +182,15 @@ class OperatorForm:
             torch._C._set_grad_enabled(grads and torch._C._any_requires_grad(*passed))
             torch._C._set_fwd_grad_enabled(False)
             try:
-                before = [passed[k]._version for k in unwritten]
+                # torch passes on a None for any tensor.
+                before = {k: passed[k]._version for k in unwritten if passed[k] is not None}
                 out = host(*passed)
-                if before != [passed[k]._version for k in unwritten]:
-                    pairs = zip(unwritten, before, strict=True)
-                    changed = {k for k, version in pairs if version != passed[k]._version}
+                changed = {k for k, version in before.items() if passed[k]._version != version}
+                if changed:
                     self._check_written(names, passed, changed)
                 if made == 1 and type(out) is torch.Tensor:
-                    memory = out.untyped_storage()._cdata
-                    if all(passed[k].untyped_storage()._cdata != memory for k in tensors):
+                    memory, given = out.untyped_storage()._cdata, [passed[k] for k in tensors]
+                    if all(v is None or v.untyped_storage()._cdata != memory for v in given):
                         return out
                 return list_made(out, returned, passed, kernel, False) if made else None
             except Exception as error:

@@ -84,7 +84,7 @@ def _refuse_argument(kernel: KernelLike, types: Sequence[str]) -> None:
     """Raises ``KernelTypeError`` where one of the kernel's arguments, of these schema types, is
     none that a library takes: one that may be None, or is fixed in the operator."""
     for parameter, kind in zip(kernel.parts.parameters, types, strict=True):
-        if kind in ("", "Tensor?"):
+        if not kind or kind.endswith("?"):
             what = "may be None" if kind else "is no tensor and no number"
             raise KernelTypeError(
                 f"`{kernel.__name__}` cannot be exported: `{parameter.name}` {what}", kernel.span,
@@ -94,11 +94,13 @@ def _refuse_argument(kernel: KernelLike, types: Sequence[str]) -> None:
 
 
 def boxed_of(overload: Any) -> BoxedKernel | None:
-    """The kernel in machine code of an operator, if it is one of weft's that has one."""
+    """The kernel in machine code of an operator, if it is one of weft's that has one, and takes
+    what a library does."""
     family, name = getattr(overload, "family", None), overload._schema.name.partition("::")[2]
     if family is None or name not in family.portable:
         return None
-    return family.boxed.get(name) or family.portable[name]()
+    code: BoxedKernel | None = family.boxed.get(name) or family.portable[name]()
+    return None if code is None or any(t.endswith("?") for t in code.types) else code
 
 
 class Library:

@@ -3,6 +3,8 @@
 # ruff: noqa: B023, B905 -- functions that are called where they are made; zip as people write it
 from __future__ import annotations
 
+import heapq
+
 import pytest
 import torch
 
@@ -326,13 +328,122 @@ def guarded(x, out):
         out[i] += 5 * (0 <= k < 3 == len(out) - 2 + k > x[k])
 
 
-@pytest.mark.parametrize("plain", [popped, guarded])
+def known_to_fail(x, out):
+    for i in range(out.shape[0]):
+        a = [1.0, 2.0]
+        least = 3.0  # known when the loop is compiled
+        out[i] = 10 * (4.0 < least < a.pop())
+        out[i] += len(a)
+
+
+def added(x, k, v):
+    x[k] = x[k] + v
+    return v * 2
+
+
+def called_by_attributes(x, out):
+    for i in range(out.shape[0]):
+        heap = [3.0, 4.0]
+        out[i] = 10 * (0 < x[i] < heapq.heappop(heap))
+        out[i] += len(heap)
+        _ = 0 < x[i] < 9 < weft.atomic_add(out[i], 1.0)
+
+
+@pytest.mark.parametrize("plain", [popped, guarded, known_to_fail, called_by_attributes])
 @pytest.mark.parametrize("debug", [False, True])
 def test_a_chain_of_comparisons_ends_with_the_first_that_fails(plain, debug: bool) -> None:
     x, found = torch.rand(5) - 0.3, torch.zeros(2, 5)
     plain(x, found[0])
     weft.kernel(debug=debug)(plain)(x, found[1])
     assert found[0].tolist() == found[1].tolist()
+
+
+def read_before_what_is_called_stores(x, out):
+    for i in range(out.shape[0]):
+        a, b = [1.0, 2.0, 3.0], [[1.0, 2.0], [3.0, 4.0]]
+
+        def put(k, v):
+            a[k] = v
+            b[1][k] = v
+            return v * 2
+
+        a[0] += put(0, 5.0)
+        a[1] /= put(1, x[i] + 7)
+        a[2] -= put(1, 4.0)
+        b[1][0] *= put(0, x[i] * 3)
+        b[0][1] += added(a, 2, 0.5)
+        out[i] = a[0] + 10 * a[1] + 100 * a[2] + b[1][0] + b[1][1] + b[0][1]
+
+
+def subscripted_once(x, out):
+    for i in range(out.shape[0]):
+        v, m, k = weft.Vector([1.0, 2.0, 3.0]), weft.Matrix([[1.0, 2.0], [3.0, 4.0]]), -1
+        v[(k := k + 1)] += x[i]
+        m[(k := k + 1), (k := k - 1)] *= 5.0
+        p = Pair(1.0, 2.0)
+        p[(k := k + 1)] -= 7.0
+        out[i] = v[0] + 10 * v[1] + 100 * v[2] + m[1, 0] + m[0, 1] + 1000 * k + p.a - p.b
+
+
+class Pair:
+    def __init__(self, a, b):
+        self.a = a
+        self.b = b
+
+    def __getitem__(self, k):
+        return self.a if k == 0 else self.b
+
+    def __setitem__(self, k, v):
+        if k == 0:
+            self.a = v
+        else:
+            self.b = v
+
+
+def defaults_of_each_turn(x, out):
+    for i in range(out.shape[0]):
+        fs = [lambda v, k=k: v * k for k in range(3)]
+        gs = [lambda v, k=2 * k, *, j=k: v * k + j for k in range(3)]
+        hs = [[lambda v, j=j, k=k: v * (10 * j + k) for j in range(2)] for k in range(2)]
+        late = [lambda v: v * k for k in range(3)]
+        out[i] = fs[1](x[i]) + gs[2](2.0, j=5) + gs[1](x[i]) + hs[0][1](3.0) + late[0](x[i])
+
+
+def each_key_once(x, out):
+    for i in range(out.shape[0]):
+        a, seen = [2.0, 1.0, 3.0], []
+
+        def key(v):
+            seen.append(v)
+            return -v
+
+        b = sorted(a, key=key)
+        out[i] = b[0] + 10 * max(a, key=key) + 100 * min(v for v in a)
+        for k, v in enumerate(seen):
+            out[i] += v * k
+
+
+@pytest.mark.parametrize("plain", [read_before_what_is_called_stores, subscripted_once,
+                                   defaults_of_each_turn, each_key_once])  # fmt: skip
+def test_calls_inside_of_expressions_come_in_the_order_of_python(plain) -> None:
+    x, found = torch.rand(5, dtype=torch.float64), torch.zeros(2, 5, dtype=torch.float64)
+    plain([float(v) for v in x], found[0])  # whose elements are no views
+    weft.kernel(plain)(x, found[1])
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_list_that_calls_store_into_and_let_grow() -> None:
+    def kernel(x, out):
+        for i in range(out.shape[0]):
+            heap, other = [3.0, 1.0, 2.0], [4.0, 1.0]
+            heapq.heapify(heap)
+            out[i] = heapq.heappop(heap) + 10 * heapq.heappop(heap) + 100 * len(heap)
+            out[i] += heapq.heappop(other) + len(other) * x[i]
+
+    x, found = torch.rand(5), torch.zeros(2, 5)
+    kernel(x, found[0])
+    weft.kernel(kernel)(x, found[1])
+    torch.testing.assert_close(found[1], found[0])
 
 
 def parts_of_what_is_not_assigned(x, out):

@@ -57,6 +57,15 @@ class _Renaming(ast.NodeTransformer):
             return node
         return ast.copy_location(ast.Name(self.names[node.id], node.ctx), node)
 
+    def visit_Lambda(self, node: ast.Lambda) -> ast.Lambda:
+        """Its parameters are its own in its body, and not in their defaults."""
+        self.visit(node.args)
+        outside, own = self.names, {a.arg for a in subtree(node.args) if isinstance(a, ast.arg)}
+        self.names = {k: v for k, v in outside.items() if k not in own}
+        node.body = self.visit(node.body)
+        self.names = outside
+        return node
+
 
 def own(node: _Comprehension) -> _Comprehension:
     """A copy of ``node`` whose own names are no others'. What it first goes over is read outside of

@@ -423,11 +423,37 @@ def each_key_once(x, out):
             out[i] += v * k
 
 
-@pytest.mark.parametrize("plain", [read_before_what_is_called_stores, subscripted_once,
-                                   defaults_of_each_turn, each_key_once])  # fmt: skip
+def named_where_parts_may_not_run(x, out):
+    for i in range(out.shape[0]):
+        k = j = n = 0
+        a = 1.0 if x[i] > 0.5 else any((k := k + 1) > 3 for w in (1.5, 1.0))
+        b = x[i] > 0.2 and all((j := j + 1) < 3 for w in (1.5, 1.0, 2.0, 4.0))
+        c = sum((n := n + m) * 0.5 for m in range(i)) if x[i] < 0.8 else 2.0
+        out[i] = k + 10 * j + 100 * n + 1000 * (a + 2 * b + c)
+
+
+def named_in_generators(x, out):
+    for i in range(out.shape[0]):
+        k = 0
+        low = min((k := k + 2) * w for w in x[:])
+        first = max((w, k := k - 1) for w in x[:])[1]
+        out[i] = k + 10 * first + 100 * low
+
+
+def placed_before_its_value(x, out):
+    for i in range(out.shape[0]):
+        v, k = weft.Vector([1.0, 2.0]), 0
+        v[k] -= (k := 1) * x[i]
+        out[i] = v[0] + 10 * v[1] + 100 * k
+
+
+@pytest.mark.parametrize("plain", [
+    read_before_what_is_called_stores, subscripted_once, defaults_of_each_turn, each_key_once,
+    named_where_parts_may_not_run, named_in_generators, placed_before_its_value,
+])  # fmt: skip
 def test_calls_inside_of_expressions_come_in_the_order_of_python(plain) -> None:
     x, found = torch.rand(5, dtype=torch.float64), torch.zeros(2, 5, dtype=torch.float64)
-    plain([float(v) for v in x], found[0])  # whose elements are no views
+    plain(x.numpy(), found[0].numpy())  # whose elements are no views
     weft.kernel(plain)(x, found[1])
     torch.testing.assert_close(found[1], found[0])
 

@@ -17,6 +17,7 @@ from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.desugar import desugar_body, placed
 from weft.frontend.kinds import Items, Operand, Row, Scalar, Static, Tup, describe
 from weft.frontend.names import bound_names
+from weft.frontend.scope import assigning
 from weft.ir import types as ir
 from weft.ir.core import Block, Value, walk
 from weft.ir.views import written_by
@@ -104,7 +105,10 @@ def of_generator(cx: Lowering, name: str | None, node: ast.Call) -> Operand | No
     if name in ("min", "max") and isinstance(made.elt, ast.Tuple):
         return list_methods.extreme_of(cx, _tuples(cx, made), Static(None), name, span)
     plain = name == "sum" or (name in ("min", "max") and not start)
-    if plain and len(made.generators) == 1 and not made.generators[0].ifs:
+    if (
+        plain and len(made.generators) == 1 and not made.generators[0].ifs
+        and not _names_something(made.elt)  # a row does not know what its loops carry on
+    ):  # fmt: skip
         with _tried(cx):
             row = _as_row(cx, made, span)
             if row is None or (name != "sum" and _acts(cx, row, made.elt)):  # an item twice
@@ -114,6 +118,10 @@ def of_generator(cx: Lowering, name: str | None, node: ast.Call) -> Operand | No
                 return sequences.total(cx, row, first, span)
             return sequences.extreme(cx, row, "<" if name == "min" else ">", span)
     return _in_statements(cx, name, made, start, node)
+
+
+def _names_something(item: ast.expr) -> bool:
+    return any(isinstance(n, ast.NamedExpr) for n in assigning(item))
 
 
 class _Other(Exception):
@@ -163,7 +171,7 @@ def _as_row(cx: Lowering, node: _Comprehension, span: Span) -> Row | None:
 def _tuples(cx: Lowering, node: _Comprehension) -> Operand:
     """The items of a generator of tuples: one by one, or a list of those that pass its tests."""
     (generator, *others), over = node.generators, None
-    if not others and not generator.ifs:
+    if not others and not generator.ifs and not _names_something(node.elt):
         over = _items(cx, generator.iter)
     if over is None:
         return cx.expression(ast.copy_location(ast.ListComp(node.elt, node.generators), node))

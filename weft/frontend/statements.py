@@ -52,10 +52,9 @@ from weft.frontend.kinds import (
     same_operand,
 )
 from weft.frontend.names import only_targets
-from weft.frontend.scope import assigned
+from weft.frontend.scope import assigned, assigning
 from weft.ir.core import Block, Op, Value, walk
 from weft.ir.views import written_by
-from weft.source import subtree
 
 
 def assignment(cx: Lowering, node: ast.Assign) -> None:
@@ -168,17 +167,17 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
 
 
 def _subscripted_once(cx: Lowering, node: ast.AugAssign) -> ast.AugAssign:
-    """``v[k] op= w`` reads and writes one place: calls and ``:=`` in ``k`` are carried out once,
-    and have a name from then on."""
+    """``v[k] op= w`` reads and writes one place: where there are calls or ``:=``, ``k`` is computed
+    once, before ``w``, and has a name from then on."""
     target = node.target
     assert isinstance(target, ast.Subscript)
     nodes = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
-    if not any(isinstance(n, ast.Call | ast.NamedExpr) for k in nodes for n in subtree(k)):
+    if not assigning(target.slice) and not assigning(node.value):
         return node
     given = list[ast.expr]()
     for k in nodes:
-        if isinstance(k, ast.Slice):
-            given.append(k)  # of constants
+        if isinstance(k, ast.Slice | ast.Constant):
+            given.append(k)  # slices are of constants
             continue
         name = f"subscript {k.lineno}:{k.col_offset}"
         cx.frame.env[name] = cx.expression(k)
@@ -240,7 +239,7 @@ def _accumulate(
 
 def _update(cx: Lowering, part: Part, value: ast.expr, symbol: str, at: Span, span: Span) -> None:
     """``a[k] op= value`` of a list: its element is read before what ``value`` calls stores."""
-    if not any(isinstance(n, ast.Call | ast.NamedExpr) for n in subtree(value)):
+    if not assigning(value):
         _accumulate(cx, part, cx.expression(value), symbol, at, span)
         return
     done, begin = cx.builder.block.ops, len(cx.builder.block.ops)

@@ -3,6 +3,7 @@
 # ruff: noqa: B023, B905 -- functions that are called where they are made; zip as people write it
 from __future__ import annotations
 
+import functools
 import heapq
 
 import pytest
@@ -326,6 +327,40 @@ def guarded(x, out):
         k = i - 2
         out[i] = 1 if 0 <= k < x[k] * 9 else 2
         out[i] += 5 * (0 <= k < 3 == len(out) - 2 + k > x[k])
+
+
+def functions_one_after_another(x, out):
+    for i in range(out.shape[0]):
+        s = 0.0
+        for k in range(3):
+            f = lambda v: v * k  # noqa: E731
+            s += f(x[i])
+            f = lambda v: v + k  # noqa: E731
+            s -= f(x[i]) * 0.5
+        g = functools.partial(pow, 2)
+        s += g(3)
+        g = functools.partial(max, 0.5)
+        for h in (abs, lambda v: v + 1):
+            s = g(s) + h(x[i])
+            g = h
+        out[i] = s
+
+
+def test_a_name_may_stand_for_one_function_after_another() -> None:
+    x, found = torch.randn(5, dtype=torch.float64), torch.zeros(2, 5, dtype=torch.float64)
+    functions_one_after_another(x.numpy(), found[0].numpy())
+    weft.kernel(functions_one_after_another)(x, found[1])
+    torch.testing.assert_close(found[1], found[0])
+
+    def by_a_branch(x):
+        for i in x:
+            f = lambda v: v * 2  # noqa: E731
+            if i > 2:
+                f = lambda v: v + 1  # noqa: E731
+            x[i] = f(x[i])
+
+    with pytest.raises(weft.KernelTypeError, match="`f` may be `lambda`, or another one"):
+        weft.kernel(by_a_branch)(torch.zeros(3))
 
 
 def known_to_fail(x, out):

@@ -329,6 +329,39 @@ def guarded(x, out):
         out[i] += 5 * (0 <= k < 3 == len(out) - 2 + k > x[k])
 
 
+def together(*a):
+    return sum((*a, 1.0)) + 10 * len((*a, *a)) + 100 * bool(a)
+
+
+def spread_and_true(x, out):
+    for i in range(out.shape[0]):
+        a, b, c = [1.0, 2.0], [], ()
+        a[0] = x[i] + 0
+        if i > 2:
+            b.append(2.0)
+        t = (*a, 4.0, *c)
+        a[0] = 50.0  # what a tuple holds stays
+        out[i] = sum(t) + 10 * bool(b) + 100 * bool(a) + 1000 * bool(c) + (5 if a else 6)
+        out[i] += together() + together(x[i], 2.0)
+
+
+def test_lists_are_spread_in_tuples_and_are_true_where_they_hold_something() -> None:
+    x, found = torch.randn(5, dtype=torch.float64), torch.zeros(2, 5, dtype=torch.float64)
+    spread_and_true(x.numpy(), found[0].numpy())
+    weft.kernel(spread_and_true)(x, found[1])
+    torch.testing.assert_close(found[1], found[0])
+
+    def of_any_length(x):
+        for i in x:
+            a = [1.0]
+            a.append(x[i])
+            x[i] = sum((*a, 1.0))
+
+    with pytest.raises(weft.KernelTypeError, match="holds, whose number is not known") as caught:
+        weft.kernel(of_any_length)(torch.zeros(3))
+    assert caught.value.help == "make a list: [*a, b]"
+
+
 def functions_one_after_another(x, out):
     for i in range(out.shape[0]):
         s = 0.0

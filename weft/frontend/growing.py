@@ -295,6 +295,15 @@ def _pop(cx: Lowering, x: Tensor | TupleList, given: list[Operand], span: Span) 
     return found
 
 
+def has_some(cx: Lowering, x: Operand, span: Span) -> Scalar | Static | None:
+    """The truth of a list or tuple: whether it holds something; None of anything else."""
+    if is_growing(x):
+        return Scalar(cx.scalars.truth(length(cx, x), span), "bool")
+    if isinstance(x, Tensor) and x.listed and x.shape:
+        return Static(x.shape[0] > 0)
+    return Static(bool(x.items)) if isinstance(x, Tup) and x.in_order else None
+
+
 def check_loop(cx: Lowering, over: ast.expr, ops: Sequence[Op]) -> None:
     """Refuses a loop over a list, which made ``ops``, that lets it grow or shrink: Python would
     look at the length in each iteration."""

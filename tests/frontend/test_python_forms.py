@@ -329,6 +329,38 @@ def guarded(x, out):
         out[i] += 5 * (0 <= k < 3 == len(out) - 2 + k > x[k])
 
 
+def first_below(x, i):
+    for k in range(6):
+        if any(x[k, j] < x[i, j] - 1 for j in range(3)):
+            return k
+    return 10
+
+
+def left_inside_of_what_is_left(x, out):
+    for i in range(out.shape[0]):
+        out[i] = any(all(x[i, j] < v for j in range(3)) for v in (0.5, 3.0, 0.1))
+        out[i] += 2 * all(any(x[i, j] < x[k, j] for j in range(3)) for k in range(6))
+        out[i] += 4 * next((k for k in range(6) if all(x[k, j] < 1.5 for j in range(3))), -1)
+        c = 0
+        for k in range(6):
+            if any(x[k, j] < x[i, j] - 1 for j in range(3)):
+                continue
+            if all(x[k, j] < -0.5 for j in range(3)):
+                break
+            c += 1
+        else:
+            c = 50
+        out[i] += 100 * c + 10000 * first_below(x, i)
+
+
+def test_generators_that_end_early_stand_in_loops_that_do() -> None:
+    for _ in range(3):
+        x, found = torch.randn(6, 3), torch.zeros(2, 6)
+        left_inside_of_what_is_left(x, found[0])
+        weft.kernel(left_inside_of_what_is_left)(x, found[1])
+        assert found[0].tolist() == found[1].tolist()
+
+
 def together(*a):
     return sum((*a, 1.0)) + 10 * len((*a, *a)) + 100 * bool(a)
 

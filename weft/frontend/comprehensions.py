@@ -296,7 +296,7 @@ def _carried_out(
     """The first of ``names``, which are those of ``statements`` alone, after these."""
     known: list[ast.stmt] | None = getattr(at, "weft_statements", None)
     if known is None:
-        known = desugar_body([placed(statement, at) for statement in statements])
+        known = desugar_body([placed(s, at) for s in statements], f"{at.lineno}:{at.col_offset}")
         at.weft_statements = known  # type: ignore[attr-defined]
     for name in names:
         cx.frame.counts[name] = 2
@@ -345,7 +345,7 @@ def _in_loops(cx: Lowering, node: _Comprehension) -> Operand:
         body = [ast.For(generator.target, going_over(generator.iter), body, [])]
     known: list[ast.stmt] | None = getattr(node, "weft_statements", None)
     if known is None:
-        known = desugar_body([placed(statement, node) for statement in body])
+        known = desugar_body([placed(s, node) for s in body], f"{node.lineno}:{node.col_offset}")
         node.weft_statements = known  # type: ignore[union-attr]
     cx.block(known)
     return cx.frame.env[found]

@@ -256,6 +256,31 @@ def test_debug_checks_subscripts_by_the_length() -> None:
         second(out, 2)
 
 
+def grown_while_its_copies_are_gone_over(x, out):
+    for i in range(out.shape[0]):
+        a = [x[i, 0] + 0, 2.0]
+        for v in a[:]:
+            a.append(v + 1)
+        for k in range(len(a)):
+            a.append(a[k] * 0.5)
+        for v in (len(a), 0.25):
+            a.append(v)
+        for v in a.copy():
+            a.append(v * 0.125)
+        for v in sorted(a):
+            a.insert(0, v)
+        for k, v in enumerate(a):
+            out[i] += (k + 1) * v
+
+
+def test_a_loop_over_what_is_made_of_a_list_may_change_it() -> None:
+    x = torch.randn(4, 2, dtype=torch.float64)
+    found = torch.zeros(2, 4, dtype=torch.float64)
+    grown_while_its_copies_are_gone_over(x, found[0])
+    weft.kernel(grown_while_its_copies_are_gone_over)(x, found[1])
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_a_loop_over_a_list_does_not_change_it() -> None:
     @weft.kernel
     def grows(out):

@@ -168,6 +168,25 @@ def test_a_vector_that_a_called_function_reaches_is_not_written():
     )
 
 
+def test_a_vector_of_the_loop_is_not_written_by_a_function_in_it():
+    @weft.kernel
+    def stores(x):
+        for i in x:
+            v = weft.Vector([x[i], 1.0])
+
+            def put(w):
+                v[0] = w  # noqa: B023
+                return w
+
+            x[i] = put(2.0) + v[0]
+
+    with pytest.raises(
+        KernelTypeError, match="changes `v`, a vector of the loop that it"
+    ) as caught:
+        stores(torch.ones(2))
+    assert caught.value.help == "vectors are values: return a new one, or use weft.zeros(...)"
+
+
 # --- loops that accumulate into whole vectors -----------------------------------------------------
 @weft.kernel
 def moments(x):

@@ -475,3 +475,32 @@ def test_gradients_where_integers_of_objects_are_constants() -> None:
     for k in (2, 3):
         (x,) = tensors(1)
         assert torch.autograd.gradcheck(lambda x, k=k: call(x, k), x.requires_grad_())
+
+
+class Line(NamedTuple):
+    slope: float
+    at_zero: float = 0.5
+
+    def at(self, x):
+        return self.slope * x + self.at_zero
+
+
+def lines(ps, x, out):
+    for i in range(out.shape[0]):
+        out[i] = sum(p.at(x[i]) for p in ps) + ps[i % 2].slope + ps[1][1]
+        for slope, at_zero in ps:
+            out[i] = out[i] * slope - at_zero
+
+
+def test_named_tuples_of_numbers_in_a_list_keep_their_names() -> None:
+    x, kernel = torch.randn(4, dtype=torch.float64), weft.kernel(lines)
+    for ps in ([Line(1.5), Line(-0.5, 2.0)], [Line(2.5), Line(1.0, 3.0)], ((1.0, 2.0),) * 2):
+        found = torch.zeros(2, 4, dtype=torch.float64)
+        if isinstance(ps, list):
+            lines(ps, x, found[0])
+            kernel(ps, x, found[1])
+            torch.testing.assert_close(found[1], found[0])
+        else:  # which are no lines, though their numbers are of the same types
+            with pytest.raises(weft.KernelTypeError, match="has no"):
+                kernel(ps, x, found[1])
+    assert len(kernel.specializations) == 1

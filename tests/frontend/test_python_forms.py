@@ -3,6 +3,9 @@
 # ruff: noqa: B023, B905 -- functions that are called where they are made; zip as people write it
 from __future__ import annotations
 
+import functools
+import heapq
+
 import pytest
 import torch
 
@@ -326,13 +329,247 @@ def guarded(x, out):
         out[i] += 5 * (0 <= k < 3 == len(out) - 2 + k > x[k])
 
 
-@pytest.mark.parametrize("plain", [popped, guarded])
+def first_below(x, i):
+    for k in range(6):
+        if any(x[k, j] < x[i, j] - 1 for j in range(3)):
+            return k
+    return 10
+
+
+def left_inside_of_what_is_left(x, out):
+    for i in range(out.shape[0]):
+        out[i] = any(all(x[i, j] < v for j in range(3)) for v in (0.5, 3.0, 0.1))
+        out[i] += 2 * all(any(x[i, j] < x[k, j] for j in range(3)) for k in range(6))
+        out[i] += 4 * next((k for k in range(6) if all(x[k, j] < 1.5 for j in range(3))), -1)
+        c = 0
+        for k in range(6):
+            if any(x[k, j] < x[i, j] - 1 for j in range(3)):
+                continue
+            if all(x[k, j] < -0.5 for j in range(3)):
+                break
+            c += 1
+        else:
+            c = 50
+        out[i] += 100 * c + 10000 * first_below(x, i)
+
+
+def test_generators_that_end_early_stand_in_loops_that_do() -> None:
+    for _ in range(3):
+        x, found = torch.randn(6, 3), torch.zeros(2, 6)
+        left_inside_of_what_is_left(x, found[0])
+        weft.kernel(left_inside_of_what_is_left)(x, found[1])
+        assert found[0].tolist() == found[1].tolist()
+
+
+def together(*a):
+    return sum((*a, 1.0)) + 10 * len((*a, *a)) + 100 * bool(a)
+
+
+def spread_and_true(x, out):
+    for i in range(out.shape[0]):
+        a, b, c = [1.0, 2.0], [], ()
+        a[0] = x[i] + 0
+        if i > 2:
+            b.append(2.0)
+        t = (*a, 4.0, *c)
+        a[0] = 50.0  # what a tuple holds stays
+        out[i] = sum(t) + 10 * bool(b) + 100 * bool(a) + 1000 * bool(c) + (5 if a else 6)
+        out[i] += together() + together(x[i], 2.0)
+
+
+def test_lists_are_spread_in_tuples_and_are_true_where_they_hold_something() -> None:
+    x, found = torch.randn(5, dtype=torch.float64), torch.zeros(2, 5, dtype=torch.float64)
+    spread_and_true(x.numpy(), found[0].numpy())
+    weft.kernel(spread_and_true)(x, found[1])
+    torch.testing.assert_close(found[1], found[0])
+
+    def of_any_length(x):
+        for i in x:
+            a = [1.0]
+            a.append(x[i])
+            x[i] = sum((*a, 1.0))
+
+    with pytest.raises(weft.KernelTypeError, match="holds, whose number is not known") as caught:
+        weft.kernel(of_any_length)(torch.zeros(3))
+    assert caught.value.help == "make a list: [*a, b]"
+
+
+def functions_one_after_another(x, out):
+    for i in range(out.shape[0]):
+        s = 0.0
+        for k in range(3):
+            f = lambda v: v * k  # noqa: E731
+            s += f(x[i])
+            f = lambda v: v + k  # noqa: E731
+            s -= f(x[i]) * 0.5
+        g = functools.partial(pow, 2)
+        s += g(3)
+        g = functools.partial(max, 0.5)
+        for h in (abs, lambda v: v + 1):
+            s = g(s) + h(x[i])
+            g = h
+        out[i] = s
+
+
+def test_a_name_may_stand_for_one_function_after_another() -> None:
+    x, found = torch.randn(5, dtype=torch.float64), torch.zeros(2, 5, dtype=torch.float64)
+    functions_one_after_another(x.numpy(), found[0].numpy())
+    weft.kernel(functions_one_after_another)(x, found[1])
+    torch.testing.assert_close(found[1], found[0])
+
+    def by_a_branch(x):
+        for i in x:
+            f = lambda v: v * 2  # noqa: E731
+            if i > 2:
+                f = lambda v: v + 1  # noqa: E731
+            x[i] = f(x[i])
+
+    with pytest.raises(weft.KernelTypeError, match="`f` may be `lambda`, or another one"):
+        weft.kernel(by_a_branch)(torch.zeros(3))
+
+
+def known_to_fail(x, out):
+    for i in range(out.shape[0]):
+        a = [1.0, 2.0]
+        least = 3.0  # known when the loop is compiled
+        out[i] = 10 * (4.0 < least < a.pop())
+        out[i] += len(a)
+
+
+def added(x, k, v):
+    x[k] = x[k] + v
+    return v * 2
+
+
+def called_by_attributes(x, out):
+    for i in range(out.shape[0]):
+        heap = [3.0, 4.0]
+        out[i] = 10 * (0 < x[i] < heapq.heappop(heap))
+        out[i] += len(heap)
+        _ = 0 < x[i] < 9 < weft.atomic_add(out[i], 1.0)
+
+
+@pytest.mark.parametrize("plain", [popped, guarded, known_to_fail, called_by_attributes])
 @pytest.mark.parametrize("debug", [False, True])
 def test_a_chain_of_comparisons_ends_with_the_first_that_fails(plain, debug: bool) -> None:
     x, found = torch.rand(5) - 0.3, torch.zeros(2, 5)
     plain(x, found[0])
     weft.kernel(debug=debug)(plain)(x, found[1])
     assert found[0].tolist() == found[1].tolist()
+
+
+def read_before_what_is_called_stores(x, out):
+    for i in range(out.shape[0]):
+        a, b = [1.0, 2.0, 3.0], [[1.0, 2.0], [3.0, 4.0]]
+
+        def put(k, v):
+            a[k] = v
+            b[1][k] = v
+            return v * 2
+
+        a[0] += put(0, 5.0)
+        a[1] /= put(1, x[i] + 7)
+        a[2] -= put(1, 4.0)
+        b[1][0] *= put(0, x[i] * 3)
+        b[0][1] += added(a, 2, 0.5)
+        out[i] = a[0] + 10 * a[1] + 100 * a[2] + b[1][0] + b[1][1] + b[0][1]
+
+
+def subscripted_once(x, out):
+    for i in range(out.shape[0]):
+        v, m, k = weft.Vector([1.0, 2.0, 3.0]), weft.Matrix([[1.0, 2.0], [3.0, 4.0]]), -1
+        v[(k := k + 1)] += x[i]
+        m[(k := k + 1), (k := k - 1)] *= 5.0
+        p = Pair(1.0, 2.0)
+        p[(k := k + 1)] -= 7.0
+        out[i] = v[0] + 10 * v[1] + 100 * v[2] + m[1, 0] + m[0, 1] + 1000 * k + p.a - p.b
+
+
+class Pair:
+    def __init__(self, a, b):
+        self.a = a
+        self.b = b
+
+    def __getitem__(self, k):
+        return self.a if k == 0 else self.b
+
+    def __setitem__(self, k, v):
+        if k == 0:
+            self.a = v
+        else:
+            self.b = v
+
+
+def defaults_of_each_turn(x, out):
+    for i in range(out.shape[0]):
+        fs = [lambda v, k=k: v * k for k in range(3)]
+        gs = [lambda v, k=2 * k, *, j=k: v * k + j for k in range(3)]
+        hs = [[lambda v, j=j, k=k: v * (10 * j + k) for j in range(2)] for k in range(2)]
+        late = [lambda v: v * k for k in range(3)]
+        out[i] = fs[1](x[i]) + gs[2](2.0, j=5) + gs[1](x[i]) + hs[0][1](3.0) + late[0](x[i])
+
+
+def each_key_once(x, out):
+    for i in range(out.shape[0]):
+        a, seen = [2.0, 1.0, 3.0], []
+
+        def key(v):
+            seen.append(v)
+            return -v
+
+        b = sorted(a, key=key)
+        out[i] = b[0] + 10 * max(a, key=key) + 100 * min(v for v in a)
+        for k, v in enumerate(seen):
+            out[i] += v * k
+
+
+def named_where_parts_may_not_run(x, out):
+    for i in range(out.shape[0]):
+        k = j = n = 0
+        a = 1.0 if x[i] > 0.5 else any((k := k + 1) > 3 for w in (1.5, 1.0))
+        b = x[i] > 0.2 and all((j := j + 1) < 3 for w in (1.5, 1.0, 2.0, 4.0))
+        c = sum((n := n + m) * 0.5 for m in range(i)) if x[i] < 0.8 else 2.0
+        out[i] = k + 10 * j + 100 * n + 1000 * (a + 2 * b + c)
+
+
+def named_in_generators(x, out):
+    for i in range(out.shape[0]):
+        k = 0
+        low = min((k := k + 2) * w for w in x[:])
+        first = max((w, k := k - 1) for w in x[:])[1]
+        out[i] = k + 10 * first + 100 * low
+
+
+def placed_before_its_value(x, out):
+    for i in range(out.shape[0]):
+        v, k = weft.Vector([1.0, 2.0]), 0
+        v[k] -= (k := 1) * x[i]
+        out[i] = v[0] + 10 * v[1] + 100 * k
+
+
+@pytest.mark.parametrize("plain", [
+    read_before_what_is_called_stores, subscripted_once, defaults_of_each_turn, each_key_once,
+    named_where_parts_may_not_run, named_in_generators, placed_before_its_value,
+])  # fmt: skip
+def test_calls_inside_of_expressions_come_in_the_order_of_python(plain) -> None:
+    x, found = torch.rand(5, dtype=torch.float64), torch.zeros(2, 5, dtype=torch.float64)
+    plain(x.numpy(), found[0].numpy())  # whose elements are no views
+    weft.kernel(plain)(x, found[1])
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_list_that_calls_store_into_and_let_grow() -> None:
+    def kernel(x, out):
+        for i in range(out.shape[0]):
+            heap, other = [3.0, 1.0, 2.0], [4.0, 1.0]
+            heapq.heapify(heap)
+            out[i] = heapq.heappop(heap) + 10 * heapq.heappop(heap) + 100 * len(heap)
+            out[i] += heapq.heappop(other) + len(other) * x[i]
+
+    x, found = torch.rand(5), torch.zeros(2, 5)
+    kernel(x, found[0])
+    weft.kernel(kernel)(x, found[1])
+    torch.testing.assert_close(found[1], found[0])
 
 
 def parts_of_what_is_not_assigned(x, out):

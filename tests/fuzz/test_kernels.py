@@ -22,6 +22,7 @@ from tests.fuzz import (
     moves,
     nests,
     objects,
+    orders,
     overlaps,
     programs,
     row_values,
@@ -159,7 +160,7 @@ def test_random_kernels_of_structs(part: int, seed: int) -> None:
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "drawn",
-    [tables, objects, moves, jumps, row_values],
+    [tables, objects, moves, jumps, row_values, orders],
     ids=lambda m: m.__name__.rpartition(".")[2],
 )
 def test_random_kernels_of_what_iterations_keep(drawn: Any, part: int, seed: int) -> None:

@@ -316,6 +316,8 @@ def _to(dtype: Any) -> Handler:
         x = arguments[0]
         if isinstance(text := constant_value(x), str):
             return of_constants(dtype, [text], node, span)
+        if dtype is bool and (some := growing.has_some(cx, x, span)) is not None:
+            return some
         return cast(cx, x, dtype, span)
 
     return handler

@@ -143,9 +143,9 @@ def restored(
     cx: Lowering, names: Sequence[str], ends: list[dict[str, Operand]]
 ) -> Generator[None]:  # fmt: skip
     """Appends what ``names`` hold at the end to ``ends``, and gives them what they held before."""
-    env = cx.frame.env
-    before = {name: env[name] for name in names if name in env}
+    before = {name: cx.frame.env[name] for name in names if name in cx.frame.env}
     yield
+    env = cx.frame.env  # branches inside make a new one
     ends.append({name: env.pop(name) for name in dict.fromkeys(names) if name in env})
     env.update(before)
 

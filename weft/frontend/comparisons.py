@@ -23,8 +23,11 @@ from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.growing import CHANGING
 from weft.frontend.kinds import (
     Operand,
+    Part,
+    Row,
     Scalar,
     Static,
+    Tensor,
     Tup,
     Vec,
     constant_value,
@@ -32,6 +35,7 @@ from weft.frontend.kinds import (
     dtype_of,
     is_complex,
 )
+from weft.frontend.names import is_known_module, root_name
 from weft.source import children, subtree
 
 COMPARE: dict[type, str] = {
@@ -56,7 +60,9 @@ def _chain(cx: Lowering, node: ast.Compare, first: int, left: Operand) -> Operan
     result: Operand = Static(True)
     for k in range(first, len(node.ops)):
         op, right_node = node.ops[k], node.comparators[k]
-        if k > first and isinstance(result, Scalar) and _waits(node, k):
+        if isinstance(result, Static) and not result.value:
+            return result  # Python evaluates no more of it
+        if k > first and isinstance(result, Scalar) and _waits(cx, node, k):
             condition = Scalar(cx.scalars.truth(result, span), "bool")
 
             def rest(at: int = k, before: Operand = left) -> Operand:
@@ -76,7 +82,7 @@ def _chain(cx: Lowering, node: ast.Compare, first: int, left: Operand) -> Operan
 _PLAIN = ("len", "min", "max", "abs", "int", "float", "bool", "round", "sum")
 
 
-def _waits(node: ast.Compare, k: int) -> bool:
+def _waits(cx: Lowering, node: ast.Compare, k: int) -> bool:
     """Whether the operand behind comparison ``k`` of a chain must not be evaluated where an earlier
     one fails: it changes something, or the names that were compared are its subscripts."""
     compared = {
@@ -88,7 +94,7 @@ def _waits(node: ast.Compare, k: int) -> bool:
                 return True
             case ast.Call(func=ast.Name(id=name)) if name not in _PLAIN:
                 return True
-            case ast.Call(func=ast.Attribute(attr=name)) if name in CHANGING:
+            case ast.Call(func=ast.Attribute() as method) if _acts(cx, method):
                 return True
             case ast.Subscript(slice=index):
                 if compared & {n.id for n in subtree(index) if isinstance(n, ast.Name)}:
@@ -96,6 +102,20 @@ def _waits(node: ast.Compare, k: int) -> bool:
             case _:
                 pass
     return False
+
+
+def _acts(cx: Lowering, method: ast.Attribute) -> bool:
+    """Whether a call of ``method`` may store, draw or run a function of the user's: all but
+    functions of known modules and methods of elements and rows."""
+    if method.attr in CHANGING or method.attr.startswith(("atomic", "rand")):
+        return True
+    root = root_name(method)
+    if root is None:
+        return False
+    value = cx.frame.lookup(root, cx.span(method), cx.guards)
+    if isinstance(value, Static):
+        return not is_known_module(value.value)
+    return not isinstance(value, Scalar | Tensor | Part | Row | Vec)
 
 
 def _outside(node: ast.expr) -> set[str]:

@@ -17,6 +17,7 @@ from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.desugar import desugar_body, placed
 from weft.frontend.kinds import Items, Operand, Row, Scalar, Static, Tup, describe
 from weft.frontend.names import bound_names
+from weft.frontend.scope import assigning
 from weft.ir import types as ir
 from weft.ir.core import Block, Value, walk
 from weft.ir.views import written_by
@@ -57,6 +58,15 @@ class _Renaming(ast.NodeTransformer):
             return node
         return ast.copy_location(ast.Name(self.names[node.id], node.ctx), node)
 
+    def visit_Lambda(self, node: ast.Lambda) -> ast.Lambda:
+        """Its parameters are its own in its body, and not in their defaults."""
+        self.visit(node.args)
+        outside, own = self.names, {a.arg for a in subtree(node.args) if isinstance(a, ast.arg)}
+        self.names = {k: v for k, v in outside.items() if k not in own}
+        node.body = self.visit(node.body)
+        self.names = outside
+        return node
+
 
 def own(node: _Comprehension) -> _Comprehension:
     """A copy of ``node`` whose own names are no others'. What it first goes over is read outside of
@@ -95,7 +105,10 @@ def of_generator(cx: Lowering, name: str | None, node: ast.Call) -> Operand | No
     if name in ("min", "max") and isinstance(made.elt, ast.Tuple):
         return list_methods.extreme_of(cx, _tuples(cx, made), Static(None), name, span)
     plain = name == "sum" or (name in ("min", "max") and not start)
-    if plain and len(made.generators) == 1 and not made.generators[0].ifs:
+    if (
+        plain and len(made.generators) == 1 and not made.generators[0].ifs
+        and not _names_something(made.elt)  # a row does not know what its loops carry on
+    ):  # fmt: skip
         with _tried(cx):
             row = _as_row(cx, made, span)
             if row is None or (name != "sum" and _acts(cx, row, made.elt)):  # an item twice
@@ -105,6 +118,10 @@ def of_generator(cx: Lowering, name: str | None, node: ast.Call) -> Operand | No
                 return sequences.total(cx, row, first, span)
             return sequences.extreme(cx, row, "<" if name == "min" else ">", span)
     return _in_statements(cx, name, made, start, node)
+
+
+def _names_something(item: ast.expr) -> bool:
+    return any(isinstance(n, ast.NamedExpr) for n in assigning(item))
 
 
 class _Other(Exception):
@@ -154,7 +171,7 @@ def _as_row(cx: Lowering, node: _Comprehension, span: Span) -> Row | None:
 def _tuples(cx: Lowering, node: _Comprehension) -> Operand:
     """The items of a generator of tuples: one by one, or a list of those that pass its tests."""
     (generator, *others), over = node.generators, None
-    if not others and not generator.ifs:
+    if not others and not generator.ifs and not _names_something(node.elt):
         over = _items(cx, generator.iter)
     if over is None:
         return cx.expression(ast.copy_location(ast.ListComp(node.elt, node.generators), node))
@@ -279,7 +296,7 @@ def _carried_out(
     """The first of ``names``, which are those of ``statements`` alone, after these."""
     known: list[ast.stmt] | None = getattr(at, "weft_statements", None)
     if known is None:
-        known = desugar_body([placed(statement, at) for statement in statements])
+        known = desugar_body([placed(s, at) for s in statements], f"{at.lineno}:{at.col_offset}")
         at.weft_statements = known  # type: ignore[attr-defined]
     for name in names:
         cx.frame.counts[name] = 2
@@ -328,7 +345,7 @@ def _in_loops(cx: Lowering, node: _Comprehension) -> Operand:
         body = [ast.For(generator.target, going_over(generator.iter), body, [])]
     known: list[ast.stmt] | None = getattr(node, "weft_statements", None)
     if known is None:
-        known = desugar_body([placed(statement, node) for statement in body])
+        known = desugar_body([placed(s, node) for s in body], f"{node.lineno}:{node.col_offset}")
         node.weft_statements = known  # type: ignore[union-attr]
     cx.block(known)
     return cx.frame.env[found]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ast
 import copy
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import field
 from typing import TypeVar
 
@@ -37,12 +37,13 @@ class _Loop:
     skip: str = ""  # the flag of this iteration's `continue`
     in_loop: bool = True
     valued: bool = False  # of a function: whether what it returns is asked for
-    counter: itertools.count = field(default_factory=itertools.count)  # type: ignore[type-arg]
+    counter: Iterator[int | str] = field(default_factory=itertools.count)
 
 
-def desugar_body(body: list[ast.stmt]) -> list[ast.stmt]:
-    """The body of a device loop's iteration: ``continue`` ends the iteration."""
-    scope = _Loop()
+def desugar_body(body: list[ast.stmt], mark: str = "") -> list[ast.stmt]:
+    """The body of a device loop's iteration: ``continue`` ends the iteration. ``mark``: of
+    statements that an expression stands for, whose flags must not be those of what is around it."""
+    scope = _Loop(counter=(f"{n} {mark}" for n in itertools.count())) if mark else _Loop()
     body = without_match(body)
     mark_skipped(body)
     statements = _statements(body, scope, None)

@@ -94,6 +94,14 @@ def check_fits(tensor: Tensor, x: Operand, span: Span) -> None:
 def refuse_outer(cx: Lowering, target: ast.expr, span: Span) -> None:
     """Refuses a store into a vector that is a constant of the loop."""
     if isinstance(target, ast.Name) and target.id not in cx.frame.env:
+        around = cx.frame.around
+        while around is not None and target.id not in around.env:
+            around = around.around
+        if around is not None:
+            raise KernelTypeError(
+                f"a function changes `{target.id}`, a vector of the loop that it stands in", span,
+                help="vectors are values: return a new one, or use weft.zeros(...)",
+            )  # fmt: skip
         raise KernelTypeError(
             f"`{target.id}` is a vector from outside of the loop, and a constant in it", span,
             help="store into a weft.Vector of the kernel's host part, or into a tensor",

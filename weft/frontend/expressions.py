@@ -232,9 +232,7 @@ def _tuple(cx: Lowering, node: ast.Tuple | ast.List) -> Operand:
                 before += [Tup(items), value]
                 items = []
                 continue
-            items += casts.static_items(value) or aggregates.unpack(
-                value, -1, cx.span(element_node)
-            )
+            items += list_methods.spread(cx, value, cx.span(element_node))
         else:
             items.append(cx.expression(element_node))
     if before:
@@ -426,8 +424,8 @@ def test(cx: Lowering, node: ast.expr) -> Static | Scalar:
     if isinstance(x, Vec):
         raise KernelTypeError("a vector is neither true nor false", span,
                               help="write .any() or .all() on it")  # fmt: skip
-    if growing.is_growing(x):  # as Python's lists
-        return Scalar(cx.scalars.truth(growing.length(cx, x), span), "bool")
+    if (some := growing.has_some(cx, x, span)) is not None:
+        return some
     if rows.is_row(x):
         raise KernelTypeError("a row is neither true nor false", span,
                               help="write .any() or .all() on it")  # fmt: skip

@@ -9,7 +9,7 @@ not hand it on.
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
@@ -32,7 +32,7 @@ from weft.ir import types as ir
 from weft.ir.core import Op, Value, walk
 from weft.ir.views import written_by
 from weft.lang.growing import ROOM
-from weft.source import subtree
+from weft.source import children, subtree
 
 METHODS = ("append", "pop", "clear")
 CHANGING = (*METHODS, "extend", "insert", "remove", "sort", "reverse", "popleft", "appendleft")
@@ -295,12 +295,21 @@ def _pop(cx: Lowering, x: Tensor | TupleList, given: list[Operand], span: Span) 
     return found
 
 
+def has_some(cx: Lowering, x: Operand, span: Span) -> Scalar | Static | None:
+    """The truth of a list or tuple: whether it holds something; None of anything else."""
+    if is_growing(x):
+        return Scalar(cx.scalars.truth(length(cx, x), span), "bool")
+    if isinstance(x, Tensor) and x.listed and x.shape:
+        return Static(x.shape[0] > 0)
+    return Static(bool(x.items)) if isinstance(x, Tup) and x.in_order else None
+
+
 def check_loop(cx: Lowering, over: ast.expr, ops: Sequence[Op]) -> None:
     """Refuses a loop over a list, which made ``ops``, that lets it grow or shrink: Python would
     look at the length in each iteration."""
     inside = [op for one in ops for region in one.regions for op in walk(region)]
-    for node in subtree(over):
-        known = cx.frame.env.get(node.id) if isinstance(node, ast.Name) else None
+    for name in _gone_over(over):
+        known = cx.frame.env.get(name)
         if not is_growing(known):
             continue
         if any(written_by(op) is _first(known).length for op in inside):
@@ -308,3 +317,22 @@ def check_loop(cx: Lowering, over: ast.expr, ops: Sequence[Op]) -> None:
                 f"a loop over {_first(known).name} lets it grow or shrink", cx.span(over),
                 help="write a `while` loop with an index, or one that pops",
             )  # fmt: skip
+
+
+_COMPUTED = ("range", "len", "sorted", "list", "tuple", "sum", "min", "max", "abs", "int")
+
+
+def _gone_over(node: ast.AST) -> Iterator[str]:
+    """The names in what a loop goes over, but for those that are read before it begins."""
+    match node:
+        case ast.Name(id=name):
+            yield name
+        case ast.Tuple() | ast.List() | ast.ListComp() | ast.BinOp():
+            pass
+        case ast.Subscript(slice=ast.Slice()) | ast.Call(func=ast.Attribute(attr="copy")):
+            pass
+        case ast.Call(func=ast.Name(id=name)) if name in _COMPUTED:
+            pass
+        case _:
+            for child in children(node):
+                yield from _gone_over(child)

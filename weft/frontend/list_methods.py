@@ -224,6 +224,19 @@ def ordered(
     return made
 
 
+def spread(cx: Lowering, x: Operand, span: Span) -> list[Operand]:
+    """The items of ``*x`` in a tuple."""
+    known = casts.static_items(x)
+    if known is None and isinstance(x, Tensor) and x.listed and x.shape and len(x.shape) == 1:
+        return [cx.load_element(x, [cx.builder.index(k)], span) for k in range(x.shape[0])]
+    if known is None:
+        raise KernelTypeError(
+            f"a tuple of all that {describe(x)} holds, whose number is not known", span,
+            help="make a list: [*a, b]",
+        )  # fmt: skip
+    return known
+
+
 def extreme(cx: Lowering, name: str, given: list[Operand], node: ast.Call) -> Operand | None:
     """``max(items, key=f, default=v)``, and ``max`` of tuples; None of another call."""
     options = {k.arg: k.value for k in node.keywords}

@@ -123,15 +123,23 @@ def check_given(
         if isinstance(x := arguments.get(name), Tup) and x.in_order and not x.names
     }  # fmt: skip
     stored = {root_name(without_subscripts(given[n])) for n in given.keys() & cx.frame.stored}
-    grown = {place.id for n in given.keys() & cx.frame.grown
-             if isinstance(place := given[n], ast.Name)}  # fmt: skip
+    arrays = {
+        name: place for name, place in places.items()
+        if isinstance(x := arguments.get(name), Tensor) and x.listed and x.key and x.length is None
+    }  # fmt: skip
+    lists = given | arrays  # that another call stores into makes an array of a list
+    grown = {place.id for n in lists.keys() & cx.frame.grown
+             if isinstance(place := lists[n], ast.Name)}  # fmt: skip
+    new = False  # both are noted at once: what is stored into is no list of the next round
     for mark, names, known in (
         (STORES, stored - {None}, outer.stored), (growing.GROWS, grown, outer.grown),
     ):  # fmt: skip
         marked: set[Any] = getattr(node, mark, set())
         if names - marked - known:
             setattr(node, mark, names | marked)
-            raise Again
+            new = True
+    if new:
+        raise Again
 
 
 def _shape_of(x: Operand, node: ast.expr) -> tuple[int, ...] | None:

@@ -197,7 +197,8 @@ def argument(cx: Lowering, name: str, spec: Spec, values: Iterator[Value]) -> Op
             return expressions.vector(spec.value)
         return Static(spec.value)
     if isinstance(spec, TupleSpec):
-        return Tup([argument(cx, name, item, values) for item in spec.items])
+        items = [argument(cx, name, item, values) for item in spec.items]
+        return Tup(items, getattr(spec.kind, "_fields", ()), spec.kind)
     value = next(values)
     if isinstance(spec, TensorSpec):
         return Tensor(value, spec.dtype, name, shape=spec.shape, element=spec.element,

@@ -158,6 +158,8 @@ def of_constant(cx: Lowering, x: Operand, span: Span) -> Tup | None:
     value = constant_value(x)
     if isinstance(value, Struct):
         names, kind = value.keys, value._type  # pyright: ignore[reportPrivateUsage]
+    elif isinstance(value, objects.LocalFunction | objects.Partial):
+        return None
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         names, kind = [f.name for f in dataclasses.fields(value)], type(value)
     elif isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -68,9 +68,11 @@ class ScalarSpec:
 
 @frozen
 class TupleSpec:
-    """A tuple, list or ``torch.Size`` of arguments; it is passed flattened."""
+    """A tuple, list or ``torch.Size`` of arguments; it is passed flattened. ``kind``: the
+    class of a named tuple."""
 
     items: tuple[Spec, ...]
+    kind: Any = None
 
     def __str__(self) -> str:
         return f"({', '.join(map(str, self.items))})"

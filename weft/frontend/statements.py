@@ -52,8 +52,9 @@ from weft.frontend.kinds import (
     same_operand,
 )
 from weft.frontend.names import only_targets
-from weft.frontend.scope import assigned
-from weft.ir.core import Op, Value
+from weft.frontend.scope import assigned, assigning
+from weft.ir.core import Block, Op, Value, walk
+from weft.ir.views import written_by
 
 
 def assignment(cx: Lowering, node: ast.Assign) -> None:
@@ -124,8 +125,12 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
         if isinstance(base, Tensor | Part | Row):
             at = cx.span(node.target)
             target = _target(cx, base, node.target.slice, at)
-            _accumulate(cx, target, cx.expression(node.value), symbol, at, span)
+            if isinstance(target, Part) and target.tensor.key:
+                _update(cx, target, node.value, symbol, at, span)
+            else:
+                _accumulate(cx, target, cx.expression(node.value), symbol, at, span)
             return
+        node = _subscripted_once(cx, node)
     if isinstance(node.target, ast.Attribute):
         base = expressions.holder(cx, node.target.value)
         places = aggregates.swizzle(base, node.target.attr)
@@ -159,6 +164,28 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
         value = overflow.taken_off(cx, node.target.id, symbol, old, number, span)
     value = expressions.binary(cx, symbol, old, operand, span) if value is None else value
     cx.bind(node.target, value, span)
+
+
+def _subscripted_once(cx: Lowering, node: ast.AugAssign) -> ast.AugAssign:
+    """``v[k] op= w`` reads and writes one place: where there are calls or ``:=``, ``k`` is computed
+    once, before ``w``, and has a name from then on."""
+    target = node.target
+    assert isinstance(target, ast.Subscript)
+    nodes = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
+    if not assigning(target.slice) and not assigning(node.value):
+        return node
+    given = list[ast.expr]()
+    for k in nodes:
+        if isinstance(k, ast.Slice | ast.Constant):
+            given.append(k)  # slices are of constants
+            continue
+        name = f"subscript {k.lineno}:{k.col_offset}"
+        cx.frame.env[name] = cx.expression(k)
+        given.append(ast.copy_location(ast.Name(name, ast.Load()), k))
+    place = given[0] if len(given) == 1 else ast.Tuple(given, ast.Load())
+    once = ast.Subscript(target.value, ast.copy_location(place, target.slice), target.ctx)
+    made = ast.AugAssign(ast.copy_location(once, target), node.op, node.value)
+    return ast.copy_location(made, node)
 
 
 def _target(cx: Lowering, base: Tensor | Part | Row, subscript: ast.expr, at: Span) -> Part | Row:
@@ -208,6 +235,24 @@ def _accumulate(
         return
     for tensor, indices, item in elements.stored(cx, part, operand, at, span):
         _accumulate_one(cx, tensor, indices, item, symbol, at, span)
+
+
+def _update(cx: Lowering, part: Part, value: ast.expr, symbol: str, at: Span, span: Span) -> None:
+    """``a[k] op= value`` of a list: its element is read before what ``value`` calls stores."""
+    if not assigning(value):
+        _accumulate(cx, part, cx.expression(value), symbol, at, span)
+        return
+    done, begin = cx.builder.block.ops, len(cx.builder.block.ops)
+    old = cx.load_element(*elements.whole(part, at), at)
+    read = len(done)
+    operand = cx.expression(value)
+    memref, later = part.tensor.memref, Block()
+    later.ops = done[read:]
+    if any(written_by(op) is memref for op in walk(later)):
+        _store(cx, part, expressions.binary(cx, symbol, old, operand, span), at, span)
+        return
+    del done[begin:read]
+    _accumulate(cx, part, operand, symbol, at, span)
 
 
 def _accumulate_one(

@@ -124,22 +124,41 @@ def reverse(items: list[Any]) -> None:
 
 
 def sort(items: list[Any], key: Callable[[Any], Any] | None, falls: bool) -> None:
-    """Stable: by insertion."""
-    for k in range(1, len(items)):
-        value = items[k]
-        at = k
-        while at > 0 and _before(value, items[at - 1], key, falls):
-            items[at] = items[at - 1]
-            at -= 1
-        items[at] = value
+    """Stable: by insertion. ``key`` is called once for each item, in their order, as in Python."""
+    if key is not None:
+        keys = [key(item) for item in items]
+        for k in range(1, len(items)):
+            value, rank = items[k], keys[k]
+            at = k
+            while at > 0 and _before(rank, keys[at - 1], falls):
+                items[at], keys[at] = items[at - 1], keys[at - 1]
+                at -= 1
+            items[at], keys[at] = value, rank
+    else:
+        for k in range(1, len(items)):
+            value = items[k]
+            at = k
+            while at > 0 and _before(value, items[at - 1], falls):
+                items[at] = items[at - 1]
+                at -= 1
+            items[at] = value
 
 
 def extreme(first: Any, items: Iterable[Any], key: Callable[[Any], Any] | None, falls: bool) -> Any:
-    """``max(items, key=key)`` where it ``falls``, else ``min``: the first that none is beyond."""
+    """``max(items, key=key)`` where it ``falls``, else ``min``: the first that none is beyond.
+    ``key`` is called once for each item."""
     found = first
-    for item in items:
-        if _before(item, found, key, falls):
-            found = item
+    if key is not None:
+        best = key(first)
+        for k, item in enumerate(items):
+            if k > 0:
+                rank = key(item)
+                if _before(rank, best, falls):
+                    found, best = item, rank
+    else:
+        for item in items:
+            if _before(item, found, falls):
+                found = item
     return found
 
 
@@ -152,7 +171,5 @@ def extreme_or(
     return found
 
 
-def _before(a: Any, b: Any, key: Callable[[Any], Any] | None, falls: bool) -> bool:
-    if key is not None:
-        return key(a) > key(b) if falls else key(a) < key(b)
+def _before(a: Any, b: Any, falls: bool) -> bool:
     return a > b if falls else a < b

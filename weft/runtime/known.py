@@ -253,6 +253,8 @@ def _type(name: str, rank: int | None = None, layout: str = "") -> Type:
 def _spec(name: str, spec: Spec, places: Places) -> str:
     if isinstance(spec, ConstSpec):
         return str(places.tell("argument", name, spec.value))
+    if isinstance(spec, TupleSpec) and spec.kind is not None:
+        raise _Untold  # its class may have methods
     if isinstance(spec, TupleSpec):
         return str([_spec(f"{name}[{k}]", item, places) for k, item in enumerate(spec.items)])
     return repr(spec)

@@ -130,7 +130,8 @@ def value_spec(name: str, value: Any, span: Span | None = None) -> Spec:
                     f"`{name}` is a {type(value).__name__} that holds tensors", span,
                     help="give each tensor a name in the host part (`a, b = pair`) and use that",
                 )  # fmt: skip
-        return TupleSpec(tuple(value_spec(name, item, span) for item in value))
+        items = tuple(value_spec(name, item, span) for item in value)
+        return TupleSpec(items, type(value) if hasattr(value, "_fields") else None)
     return _constant(name, value, span)
 
 

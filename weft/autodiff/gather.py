@@ -149,7 +149,7 @@ def gather(
             _make_private(plan)
         elif plan.form == "atomic" and slices:
             names = ", ".join(f"`{loop.iv.name}`" for loop in slices)
-            plan.note += f"; on a CPU in order, without atomics, where {names} busies all threads"
+            plan.note += f"; in order, without atomics, by a CPU of no more threads than {names}"
     made.notes = {plan.name: plan.note for plan in plans}
     gathered = [p for p in plans if p.form == "gather"]
     reduced = {a.op for p in plans if p.form == "reduce" for a in p.group}

@@ -252,8 +252,9 @@ class Workspaces:
 
     def in_slices(self, x: Additions, threads: int) -> bool:
         """Whether a CPU has enough runs of iterations, apart from each other, for ``threads``."""
-        known = x.slices is not None and self._is_known(x.slices)
-        return known and self._evaluate(x.slices) >= threads
+        if x.slices is None or not self._is_known(x.slices):
+            return False
+        return self._evaluate(x.slices) >= threads
 
     def segments(self, threads: int, copies: Collection[str]) -> dict[str, int]:
         """The gradients without ``copies`` whose atomic additions may cost more than sorting them

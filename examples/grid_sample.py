@@ -1,8 +1,9 @@
 """Bilinear sampling at points that are data: ``torch.nn.functional.grid_sample``, as a loop.
 
 Which pixels are read depends on the grid, so the image's gradient is a sum whose places are known
-only at run time: it is accumulated in a few copies, or atomically where these would be too large,
-and ``inspect`` says which. The grid's is a plain store.
+only at run time. Images keep them apart, though: on a CPU each is accumulated by one thread, in
+order, if there are as many as threads; else in a few copies, or atomically where these would be too
+large, and ``inspect`` says which. The grid's is a plain store.
 """
 
 import math

@@ -117,6 +117,72 @@ def test_copies_that_take_too_much_memory():
 
 
 @weft.kernel
+def gathered(x, at, w):
+    """``w`` times elements of rows that are kept apart by ``n``; the gradient of ``x`` scatters."""
+    out = torch.empty_like(w)
+    for n, i, j in weft.ndrange(w.shape[0], w.shape[1], w.shape[2]):
+        s = 0.0
+        for c in range(2):
+            s += x[w.shape[0] - 1 - n, c, at[n, i, j]]
+        out[n, i, j] = s * w[n, i, j]
+    return out
+
+
+def gathered_by_torch(x, at, w):
+    n = torch.arange(w.shape[0])[:, None, None]
+    return x.flip(0).sum(1)[n, at] * w
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 2), (3, 0, 5), (1, 90, 100), (2, 90, 100), (3, 41, 211),
+                                   (8, 50, 60), (65, 20, 21)])  # fmt: skip
+def test_whole_slices_in_order_where_they_are_as_many_as_threads(shape):
+    """Bits are the same with any such number of threads: no copies, no atomics."""
+    torch.manual_seed(math.prod(shape))
+    x = torch.randn(shape[0], 2, 9, requires_grad=True)
+    w = torch.randn(shape, requires_grad=True)
+    at, g = torch.randint(0, 9, shape), torch.randn(shape)
+    exact = torch.autograd.grad(gathered_by_torch(x.double(), at, w.double()), (x, w), g.double())
+    before, bits = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            found = torch.autograd.grad(gathered(x, at, w), (x, w), g)
+            for a, b in zip(found, exact, strict=True):
+                torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-4)
+            if threads <= shape[0]:
+                bits.append(found[0])
+                said = dict(launched(gathered))["d.x"]
+                assert said.startswith("atomic")
+                assert said.endswith(
+                    "; in order, without atomics, by a CPU of no more threads than `n`"
+                )
+            elif math.prod(shape) > 1 << 14:
+                assert dict(launched(gathered))["d.x"].startswith("private copies")
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, bits[0]) for a in bits)
+
+
+def test_copies_where_not_all_gradients_have_slices():
+    @weft.kernel
+    def biased(x, b, at):
+        out = torch.empty(at.shape)
+        for n, i in weft.ndrange(at.shape[0], at.shape[1]):
+            out[n, i] = x[n, at[n, i]] * b[at[n, i]]
+        return out
+
+    torch.manual_seed(0)
+    x, b = torch.randn(7, 9, requires_grad=True), torch.randn(9, requires_grad=True)
+    at, g = torch.randint(0, 9, (7, 9000)), torch.randn(7, 9000)
+    found = torch.autograd.grad(biased(x, b, at), (x, b), g)
+    rows = torch.arange(7)[:, None]
+    exact = torch.autograd.grad(x.double()[rows, at] * b.double()[at], (x, b), g.double())
+    for one, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-4)
+    assert not any("in order," in note for _, note in launched(biased))
+
+
+@weft.kernel
 def scaled(x, w):
     out = torch.empty_like(x)
     for i in range(x.shape[0]):

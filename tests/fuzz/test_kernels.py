@@ -28,6 +28,7 @@ from tests.fuzz import (
     row_values,
     rows,
     scans,
+    slices,
     structs,
     tables,
     taken,
@@ -81,6 +82,14 @@ def test_random_kernels_in_many_chunks(
     part: int, seed: int, draw: Callable[[Random], Kernel]
 ) -> None:
     check(Random(seed), draw=draw)
+
+
+@drawing
+@given(seed=st.integers(0, 1 << 40))
+@pytest.mark.sampled(3)
+@pytest.mark.usefixtures("in_many_chunks")
+def test_random_accumulations_in_slices(part: int, seed: int) -> None:
+    slices.check(Random(seed))
 
 
 @pytest.fixture

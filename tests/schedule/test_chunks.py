@@ -136,6 +136,25 @@ func.func @f(%x: ROW, %at: ROW, %bins: memref<?x?xi64>) attributes {noalias = tr
 """.replace("ROW", "memref<?xi64>")
 
 
+# Iterations of one i alone meet.
+SLICES = """
+func.func @f(%x: ROWS, %at: ROWS, %bins: memref<?x?xi64>) attributes {noalias = true} {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %n = "weft.dim"(%x) {axis = 0} : (memref<?x?xi64>) -> index
+  %m = "weft.dim"(%x) {axis = 1} : (memref<?x?xi64>) -> index
+  scf.parallel (%i, %j) = (%c0, %c0) to (%n, %m) step (%c1, %c1) {
+    %v = memref.load %x[%i, %j] : memref<?x?xi64>
+    %e = memref.load %at[%i, %j] : memref<?x?xi64>
+    %k = arith.index_cast %e : i64 to index
+    %a = memref.atomic_rmw addi %v, %bins[%i, %k] {atomic = true} : (i64, memref<?x?xi64>) -> i64
+    scf.reduce
+  }
+  func.return
+}
+""".replace("ROWS", "memref<?x?xi64>")
+
+
 # What all iterations do is known before the loop.
 CHOICE = """
 func.func @f(%x: memref<?x?xi64>, %m: index, %yes: i1) {
@@ -271,6 +290,33 @@ def test_copies_mean_the_same(count: int, bins: int, threads: int) -> None:
     np.testing.assert_array_equal(found, expected)
     paid = {(127, 2): 43, (900, 3): 64, (900, 300): 2}.get((count, bins), 1)
     assert copies == [paid if paid >= threads or paid == 1 else 0]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("schedule", ["privatize(bins)", ""])
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (1, 90), (2, 50), (3, 41), (7, 20), (65, 9)])
+def test_slices_mean_the_same(shape: tuple[int, int], threads: int, schedule: str) -> None:
+    """Chunks of whole slices, with neither atomic operations nor copies, are no race."""
+    rng = np.random.default_rng(sum(shape))
+    values, at = rng.integers(-9, 9, shape), rng.integers(0, 4, shape)
+    start = rng.integers(-9, 9, (shape[0], 4))
+    expected, found = start.copy(), start.copy()
+    np.add.at(expected, (np.arange(shape[0])[:, None], at), values)
+    updates, copies = set[bool](), set[int]()
+
+    def watch(op: Op, operands: Any, results: Any) -> None:
+        if op.name == "memref.atomic_rmw":
+            updates.add(op.attrs["atomic"])
+        if op.name == "weft.copies":
+            copies.add(results[0])
+
+    made = in_chunks(SLICES, schedule)
+    run(made, [values, at, found], races=True, order="random", threads=threads, watch=watch)
+    np.testing.assert_array_equal(found, expected)
+    if shape[0] >= threads:
+        assert updates <= {False}
+        assert copies == ({1} if schedule else set())
 
 
 def test_threads_are_given_whole_rows_or_lines() -> None:

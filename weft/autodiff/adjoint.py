@@ -135,11 +135,14 @@ class Additions:
     """A gradient that could be accumulated in private copies, as the loop meets it. ``count``: how
     many additions that are (at least, where a loop's length is not known). ``atomic``: the other
     way is atomic; else it is a sum for each element, in a loop of its own. ``rows``: threads of a
-    GPU can have an iteration together, whose loops go along this gradient."""
+    GPU can have an iteration together, whose loops go along this gradient. ``slices``: in so many
+    runs of iterations, none of which meets another's elements, a CPU carries the loop out without
+    atomics (``index.leading``); None where it has no such runs."""
 
     count: Poly
     atomic: bool
     rows: bool = False
+    slices: Poly | None = None
 
 
 @frozen

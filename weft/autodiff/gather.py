@@ -26,9 +26,10 @@ from weft.autodiff.privatize import privatize
 from weft.autodiff.reroll import Rolled, reroll
 from weft.autodiff.segments import Segments, segments
 from weft.autodiff.slices import Slicer, Unavailable
-from weft.index.access import Access, accesses
+from weft.index.access import Access, Loop, accesses
 from weft.index.budget import Budget
 from weft.index.expression import Dim, Poly, atom, number
+from weft.index.leading import leading
 from weft.index.races import pairs, proven_apart
 from weft.ir.builder import Rewriter
 from weft.ir.core import Block, Function, Op, Value, walk
@@ -141,10 +142,14 @@ def gather(
         if found is not None:
             made.dense[plan.name] = found.equal
             stores |= found.first if plan.name in form.stored else set()
-    made.private = additions(plans, slicer)
+    slices = _slices(plans, every)
+    made.private = additions(plans, slicer, slices)
     for plan in plans:
         if plan.name in form.private:
             _make_private(plan)
+        elif plan.form == "atomic" and slices:
+            names = ", ".join(f"`{loop.iv.name}`" for loop in slices)
+            plan.note += f"; in order, without atomics, by a CPU of no more threads than {names}"
     made.notes = {plan.name: plan.note for plan in plans}
     gathered = [p for p in plans if p.form == "gather"]
     reduced = {a.op for p in plans if p.form == "reduce" for a in p.group}
@@ -228,9 +233,20 @@ def _data_last(function: Function, ops: Collection[Op]) -> bool:
     return bool(ops)
 
 
-def additions(plans: Sequence[_Plan], slicer: Slicer) -> dict[str, Additions]:
+def _slices(plans: Sequence[_Plan], every: Sequence[Access]) -> Sequence[Loop]:
+    """The outermost parallel indices that keep apart all that is accumulated atomically."""
+    into = {a.memref for plan in plans if plan.form == "atomic" for a in plan.group}
+    group = [a for a in every if a.memref in into]
+    count = leading(group, into)
+    return group[0].loops[:count] if count else ()
+
+
+def additions(
+    plans: Sequence[_Plan], slicer: Slicer, slices: Sequence[Loop]
+) -> dict[str, Additions]:
     """The gradients that may have private copies. Those in gather form only if the loop goes where
-    they are accumulated for another gradient's sake: then it has their values at hand."""
+    they are accumulated for another gradient's sake: then it has their values at hand. ``slices``:
+    the indices that keep apart what is accumulated atomically."""
     if slicer.parallel.results or any(p.form == "reduce" for p in plans):
         return {}
     args = slicer.function.args
@@ -245,7 +261,9 @@ def additions(plans: Sequence[_Plan], slicer: Slicer) -> dict[str, Additions]:
             counts = [_iterations(a, args) for a in plan.group]
             total = functools.reduce(operator.add, counts)
             rows = plan.form == "gather" and _along_rows(plan.group, slicer)
-            found[plan.name] = Additions(total, plan.form == "atomic", rows)
+            atomic = plan.form == "atomic"
+            apart = _trips(slices, args) if atomic and slices else None
+            found[plan.name] = Additions(total, atomic, rows, apart)
     return found
 
 
@@ -265,8 +283,12 @@ def _along_rows(group: Sequence[Access], slicer: Slicer) -> bool:
 def _iterations(access: Access, known: Collection[Value]) -> Poly:
     """How often ``access`` is carried out, in ``known`` and their extents: loops that these do not
     say the length of count once, conditions count as true."""
+    return _trips(access.loops, known)
+
+
+def _trips(loops: Sequence[Loop], known: Collection[Value]) -> Poly:
     total = number(1)
-    for loop in access.loops:
+    for loop in loops:
         if loop.lower is None or loop.upper is None or loop.step != number(1):
             continue
         length = loop.upper - loop.lower

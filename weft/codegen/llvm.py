@@ -290,8 +290,14 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     types = [llvm_type(v.type) for v in op.results]
     innermost = not any(inner.name in ("scf.for", "scf.while") for inner in walk(body))
 
+    # LLVM lets no address in a loop begin at the recurrence of a loop around it: each turn would
+    # multiply anew for each address. A frozen index is none.
+    around = any("staged" in inner.attrs for inner in walk(body))
+
     def iteration(induction: str, carried: list[str]) -> list[str]:
         e.target.poll(e, op)
+        if around:
+            induction = e.inst(f"freeze {llvm_type(body.args[0].type)} {induction}")
         return loop_body(e, body, [induction, *carried])
 
     def metadata(lines: int) -> str:

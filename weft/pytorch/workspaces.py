@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from weft.autodiff.adjoint import RUN, Adjoint, Buffer, Terms, segment_length
+from weft.autodiff.adjoint import RUN, Additions, Adjoint, Buffer, Terms, segment_length
 from weft.autodiff.tape import MOST_KEPT
 from weft.index.expression import Dim, Poly, evaluate
 from weft.ir.core import Op, Value, walk
@@ -232,6 +232,8 @@ class Workspaces:
                 if strict or not x.rows or size < _BLOCKS:
                     continue
             elif x.atomic:
+                if self.in_slices(x, threads):
+                    continue
                 least = threads
                 several = 4 * threads if threads > 1 else 1  # so that none waits long for others
                 best = min(max(count // size, least), several)
@@ -248,6 +250,12 @@ class Workspaces:
         names = found[True] or found[False]
         return dict.fromkeys(names, min(names.values(), default=0))
 
+    def in_slices(self, x: Additions, threads: int) -> bool:
+        """Whether a CPU has enough runs of iterations, apart from each other, for ``threads``."""
+        if x.slices is None or not self._is_known(x.slices):
+            return False
+        return self._evaluate(x.slices) >= threads
+
     def segments(self, threads: int, copies: Collection[str]) -> dict[str, int]:
         """The gradients without ``copies`` whose atomic additions may cost more than sorting them
         by rows does, and how many these are: on a CPU. (One thread needs no atomics; on a GPU they
@@ -255,7 +263,7 @@ class Workspaces:
         found: dict[str, int] = {}
         for name, x in self.adjoint.private.items():
             gradient = self.env[name]
-            usual = name in copies or gradient.device.type != "cpu"
+            usual = name in copies or gradient.device.type != "cpu" or self.in_slices(x, threads)
             if threads > 1 and x.atomic and not usual:
                 count = self._evaluate(x.count) if self._is_known(x.count) else 0
                 if count >= max(gradient.numel() // _FILLED_PER_ATOMIC, _LEAST_ADDITIONS):

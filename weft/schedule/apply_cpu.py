@@ -6,7 +6,7 @@ from weft.ir.builder import annotated
 from weft.ir.core import Function, Op
 from weft.schedule.chunks import chunks
 from weft.schedule.collapse import collapsed
-from weft.schedule.copies import copies
+from weft.schedule.copies import by_slices, copies
 from weft.schedule.known_rows import known_rows
 from weft.schedule.language import (
     Privatize,
@@ -98,7 +98,8 @@ def _shared(function: Function, parallel: Op, schedule: Schedule) -> Function:
     nest, steps = LoopNest(function, parallel), several(schedule, Privatize)
     if has_parts(function):
         return Parts(function, parallel).function(function)
-    if not steps:
-        return chunks(function, parallel)
     places = {nest.arrays.index(step.array): str(accumulated(nest, step)) for step in steps}
-    return copies(function, parallel, places)
+    slices = by_slices(function, parallel, places)
+    if not places and not slices:
+        return chunks(function, parallel)
+    return copies(function, parallel, places, slices)

@@ -4,18 +4,26 @@ What comes out decides how a call accumulates: in copies, which are added to the
 of the chunks; plainly, in chunks one after the other, where one thread runs the loop; or by atomic
 operations. Where chunks begin depends on the sizes alone, and so do the bits of sums in copies.
 The loop with atomic operations may be "rare": compiled when a call takes it.
+
+Where only iterations of one *slice* meet, those with the same first parallel indices
+(``index.leading``), and there are as many slices as threads, chunks are whole slices and accumulate
+plainly, into no copies: what an element accumulates is in the order of the iterations, with any
+such number of threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+from weft.index.access import accesses
+from weft.index.leading import leading
 from weft.ir.builder import identity
 from weft.ir.core import Function, Op, Value, walk
-from weft.ir.types import MemRefType, f64, i64, index
+from weft.ir.types import MemRefType, f64, i1, i64, index
 from weft.ir.views import For, memory, redirected
-from weft.schedule.chunks import Chunks
+from weft.schedule.chunks import ONE_ROW, Chunks
 from weft.schedule.variation import Variation
+from weft.values import frozen
 
 MOST = 64  # copies
 BYTES = 16 << 20  # of all copies
@@ -23,15 +31,44 @@ COST = 16  # operations of a chunk that pay for an element of a copy: cleared, a
 LANES = 4  # times as many of chunks that accumulate rows, by vectors as copies are
 
 
-def copies(function: Function, parallel: Op, arrays: Mapping[int, str]) -> Function:
+def copies(function: Function, parallel: Op, arrays: Mapping[int, str], leading: int) -> Function:
     """``function``, in which threads share ``parallel``, its outermost loop, and chunks may have
-    copies of ``arrays``: which arguments, and the combiners of their elements."""
-    return _Copies(function, parallel, arrays).function(function)
+    copies of ``arrays``: which arguments, and the combiners of their elements. ``leading``: how
+    many parallel indices keep apart what iterations accumulate; ``arrays`` may be none then."""
+    return _Copies(function, parallel, arrays, leading).function(function)
+
+
+def by_slices(function: Function, parallel: Op, arrays: Collection[int]) -> int:
+    """The number of parallel indices, 0 if it is none, that keep apart what iterations of
+    ``parallel`` accumulate by atomic operations: into ``arrays``, or wherever there are none."""
+    updates = [op for op in walk(parallel.body) if op.name == "memref.atomic_rmw"]
+    into = {memory(op)[0] for op in updates if op.attrs["atomic"]}
+    fits = into and len(parallel.body.args) > 1 and function.attrs.get("noalias")
+    if not fits or (arrays and into != {function.args[k] for k in arrays}):
+        return 0
+    return leading(accesses(function), into)
+
+
+@frozen
+class _Slices:
+    """The iterations with the same leading indices, of which there are ``count``, and ``length``
+    have one of these. ``enough``: whether they need no copies; ``whole``: whether chunks are whole
+    slices then."""
+
+    count: Value
+    length: Value
+    enough: Value
+    whole: Value
 
 
 class _Copies(Chunks):
-    def __init__(self, function: Function, parallel: Op, arrays: Mapping[int, str]) -> None:
+    def __init__(
+        self, function: Function, parallel: Op, arrays: Mapping[int, str], leading: int
+    ) -> None:
         super().__init__(parallel)
+        self.leading = leading
+        self.slices: _Slices | None = None  # known in front of the loop, if it has some
+        self.in_order = False  # whether what is built accumulates plainly, into no copies
         self.arrays = {function.args[k]: kind for k, kind in arrays.items()}
         self.own: dict[Value, Value] = {}  # what a chunk accumulates into in place of an array
         # Few calls, and none of one thread, accumulate by atomic operations: the most elements for
@@ -42,16 +79,27 @@ class _Copies(Chunks):
         if op.name == "memref.atomic_rmw" and (own := self.own.get(memory(op)[0])) is not None:
             redirected(op, own)
             op.attrs["atomic"] = False
+        elif op.name == "memref.atomic_rmw" and self.in_order:
+            op.attrs["atomic"] = False
         return None
+
+    @property
+    def _plain(self) -> bool:
+        return super()._plain and not self.in_order
 
     def shared(self) -> list[Value]:
         none, one = self.index(0), self.index(1)
+        if self.leading:
+            self.slices = self._in_slices()
         arrays = {self.lookup(array): kind for array, kind in self.arrays.items()}
         sizes = [self._elements(array) for array in arrays]
         types = [MemRefType(a.memref.element, a.memref.rank + 1, "strided") for a in arrays]
-        wanted = self._wanted([a.memref.element.bytes for a in arrays], sizes)
-        made = self.append(Op("weft.copies", [wanted, *arrays], [index, *types]))
-        count, *every = made.results
+        if arrays:
+            wanted = self._wanted([a.memref.element.bytes for a in arrays], sizes)
+            made = self.append(Op("weft.copies", [wanted, *arrays], [index, *types]))
+            count, *every = made.results
+        else:
+            count, every = self._alone(), list[Value]()
         if self.leaves_out:
             count = self._or_alone(count)
         several, partial = self.more(count, one), self.partial()
@@ -82,8 +130,12 @@ class _Copies(Chunks):
         def plainly() -> list[Value]:
             wished = self.op("arith.sitofp", self._word(count), type=f64)
             size, chunks = self.cut(self.op("arith.select", several, wished, self.wished))
-            turns = self.op("arith.select", several, one, chunks)
-            beside = self.op("arith.select", several, chunks, one)
+            together = several
+            if self.slices is not None:
+                together = self.op("arith.ori", several, self.slices.whole)
+            turns = self.op("arith.select", together, one, chunks)
+            beside = self.op("arith.select", together, chunks, one)
+            self.in_order = not arrays
             loop = self.for_(none, turns, one, poll=1)
             turn = loop.body.args[0]
 
@@ -94,16 +146,58 @@ class _Copies(Chunks):
 
             self.fill(loop.body, lambda: self.share(beside, chunk))
             self.own.clear()
-            with self.when(several):
-                self._elementwise(chunks, lambda number: each(number, add))
+            self.in_order = False
+            if arrays:
+                with self.when(several):
+                    self._elementwise(chunks, lambda number: each(number, add))
             return self.combined(chunks, partial)
 
         def atomically() -> list[Value]:
-            self.rare = self.leaves_out
+            self.rare, self.slices = self.leaves_out, None
             return super(_Copies, self).shared()
 
         types = [value.type for value in self.old.results]
         return self.either(self.more(count, none), plainly, atomically, types)
+
+    def cut(self, wished: Value) -> tuple[Value, Value]:
+        if self.slices is None:
+            return super().cut(wished)
+        slices = self.slices
+
+        def whole() -> list[Value]:
+            row = self.index(ONE_ROW)
+            made = self.append(Op("weft.chunks", [slices.count, row, wished], [index, index]))
+            size, chunks = made.results
+            return [self.op("arith.muli", size, slices.length, overflow="nsw"), chunks]
+
+        def anywhere() -> list[Value]:
+            return list(super(_Copies, self).cut(wished))
+
+        size, chunks = self.either(slices.whole, whole, anywhere, [index, index])
+        return size, chunks
+
+    def _in_slices(self) -> _Slices:
+        """They are enough where all threads have some. Where the loop reduces, too, its bits are
+        not to depend on the number of threads: many are enough then."""
+        outer, inner = self.trips[: self.leading], self.trips[self.leading :]
+        count, length = self.product(outer), self.product(inner)
+        count = self.op("arith.minsi", count, self.total)  # none, where nothing is in them
+        if self.loop.kinds:
+            enough = whole = self.more(count, self.index(MOST - 1))
+        else:
+            threads = self.op("weft.threads")
+            enough = self.op("arith.cmpi", count, threads, predicate="sge")
+            several = self.more(threads, self.index(1))
+            whole = self.op("arith.andi", enough, several)
+        return _Slices(count, length, enough, whole)
+
+    def _alone(self) -> Value:
+        """One where threads are not in each other's way, else none: atomic operations."""
+        none, one = self.index(0), self.index(1)
+        plain = self.op("arith.cmpi", self.op("weft.threads"), one, predicate="sle")
+        if self.slices is not None:
+            plain = self.op("arith.ori", plain, self.slices.enough)
+        return self.op("arith.select", plain, one, none)
 
     def _or_alone(self, count: Value) -> Value:
         """One thread where there should be atomic operations, also for want of memory for copies,
@@ -152,7 +246,10 @@ class _Copies(Chunks):
             return found
 
         alone, types = [one, self.wished][: 1 + reduces], [index, f64][: 1 + reduces]
-        found, *cut = self.either(self.more(chunks, one), enough, lambda: alone, types)
+        shared = self.more(chunks, one)
+        if self.slices is not None:  # these need no copies
+            shared = self.op("arith.select", self.slices.enough, self.constant(False, i1), shared)
+        found, *cut = self.either(shared, enough, lambda: alone, types)
         self.wished = next(iter(cut), self.wished)
         return found
 

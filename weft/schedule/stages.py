@@ -272,7 +272,8 @@ class _Staged(Rewriter):
     ) -> None:
         """``ops`` of the iterations of a strip, one by one."""
         made = self._loop(op, *ends, self.index(1))
-        made.attrs |= {"scalar": True, "unroll": 1}  # its turns wait for memory, one for another
+        # Its turns wait for memory, one for another.
+        made.attrs |= {"scalar": True, "staged": True, "unroll": 1}
         with self._stage(op, made.body, ends[0], stages.places, ops):
             self.do("scf.yield")
 

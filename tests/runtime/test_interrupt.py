@@ -96,6 +96,12 @@ def uneven(x, n: int):
             x[i] = x[i] * 0.999 + 1.0
 
 
+@weft.kernel
+def in_slices(x, n: int):
+    for s, k in weft.ndrange(2, n):  # a thread for each s
+        weft.atomic_add(x[s, k * k % 7], 1.0)
+
+
 def interrupt():
     global sent
     time.sleep(0.2)
@@ -106,7 +112,7 @@ def interrupt():
 calls = [(parallel, 20_000, 10**6), (reduced, 100_000, 10**6), (in_order, 3, 4 * 10**9),
          (nested, 3, 2 * 10**9), (counted, 3, 4 * 10**9), (few, 4, 10**9),
          (few_reduced, 4, 10**9), (vectors, 64, 10**9), (few_nested, 4, 10**9),
-         (uneven, 2, 4 * 10**9)]
+         (uneven, 2, 4 * 10**9), (in_slices, (2, 7), 8 * 10**9)]
 for kernel, size, n in calls * 2:
     kernel(torch.ones(size), 3)  # compiled
     threading.Thread(target=interrupt).start()
@@ -171,7 +177,8 @@ def test_signals_during_long_loops(tmp_path):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     names = ["parallel", "reduced", "in_order", "nested", "counted",
-             "few", "few_reduced", "vectors", "few_nested", "uneven"] * 2  # fmt: skip
+             "few", "few_reduced", "vectors", "few_nested", "uneven",
+             "in_slices"] * 2  # fmt: skip
     lines = [*(f"{name} ok" for name in names), "True 30.0", "True True", "expired", "True True"]
     assert run.stdout.splitlines() == lines, run.stderr
     assert run.stderr == ""

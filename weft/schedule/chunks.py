@@ -124,8 +124,15 @@ class Chunks(Rewriter):
 
     def range(self, number: Value, size: Value) -> list[Value]:
         """The iterations of chunk ``number``, and what they reduce."""
+        return self.carried_out(*self.ends(number, size))
+
+    def ends(self, number: Value, size: Value) -> tuple[Value, Value]:
+        """The first iteration of chunk ``number``, and that behind its last one."""
         begin = self.op("arith.muli", number, size, overflow="nsw")
-        end = self.op("arith.minsi", self._plus(begin, size), self.total)
+        return begin, self.op("arith.minsi", self._plus(begin, size), self.total)
+
+    def carried_out(self, begin: Value, end: Value) -> list[Value]:
+        """Those from ``begin`` to ``end``, and what they reduce."""
         last = self.op("arith.subi", end, self.index(1), overflow="nsw")
         ends = list(zip(self._rows(begin), self._rows(last), strict=True))
         rows = zip(self.loop.kinds, self.old.results, strict=True)

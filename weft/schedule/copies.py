@@ -130,9 +130,10 @@ class _Copies(Chunks):
         def plainly() -> list[Value]:
             wished = self.op("arith.sitofp", self._word(count), type=f64)
             size, chunks = self.cut(self.op("arith.select", several, wished, self.wished))
-            together = several
+            together, usual = several, size
             if self.slices is not None:
                 together = self.op("arith.ori", several, self.slices.whole)
+                usual, _ = super(_Copies, self).cut(self.wished)
             turns = self.op("arith.select", together, one, chunks)
             beside = self.op("arith.select", together, chunks, one)
             self.in_order = not arrays
@@ -142,7 +143,10 @@ class _Copies(Chunks):
             def chunk(number: Value) -> None:
                 number = self.op("arith.addi", turn, number, overflow="nsw")
                 each(number, clear)
-                self.reduce(number, size, partial)
+                if self.slices is None or partial:
+                    self.reduce(number, size, partial)
+                else:
+                    self._in_parts(number, size, usual)
 
             self.fill(loop.body, lambda: self.share(beside, chunk))
             self.own.clear()
@@ -175,6 +179,19 @@ class _Copies(Chunks):
 
         size, chunks = self.either(slices.whole, whole, anywhere, [index, index])
         return size, chunks
+
+    def _in_parts(self, number: Value, size: Value, usual: Value) -> None:
+        """Chunk ``number``, which may take long, in as many iterations at a time as chunks that are
+        no whole slices have: whether it has to end is asked between them."""
+        begin, end = self.ends(number, size)
+        loop = self.for_(begin, end, usual, poll=1)
+        at = loop.body.args[0]
+
+        def part() -> None:
+            behind = self.op("arith.addi", at, usual, overflow="nsw")
+            self.carried_out(at, self.op("arith.minsi", behind, end))
+
+        self.fill(loop.body, part)
 
     def _in_slices(self) -> _Slices:
         """They are enough where all threads have some. Where the loop reduces, too, its bits are

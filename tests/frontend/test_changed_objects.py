@@ -96,9 +96,65 @@ def in_order(x, out):
         out[i] += r.s % 100 + drawn[0] * r.next() + drawn[2]
 
 
+def in_generators(x, out):
+    for i in range(out.shape[0]):
+        r = Counter(i)
+        out[i] = sum(r.next() for _ in range(4)) + r.s
+        if i > 0:
+            out[i] += sum(w * r.next() for w in (i, 3))
+        if i > 1:
+            beyond = all(r.next() > w for w in (i, 3))
+            out[i] += 1 if beyond else 2
+        for k in range(2):
+            out[i] += max(r.next() + k for _ in range(i + 1)) - min(r.next() for _ in (1, 2))
+        out[i] += r.s
+
+
+def in_generators_of_generators(x, out):
+    for i in range(out.shape[0]):
+        r = Counter(i)
+        if i != 2:
+            out[i] += sum(sum(w * r.next() for w in (1, v)) for v in range(3)) + r.s
+        out[i] += max((r.next(), v) for v in (1, i))[0] + r.s
+        if i != 3:
+            out[i] += max((r.next(), v) for v in (1, i) if v < 3)[0]
+        out[i] += r.s
+
+
+def in_comprehensions(x, out):
+    for i in range(out.shape[0]):
+        r = Counter(i)
+        if i != 2:
+            drawn = [r.next() * w for w in (1, i)]
+            out[i] += drawn[0] - drawn[1]
+        if i != 3:
+            many = [r.next() for _ in range(i)]
+            out[i] += sum(many) + sorted([r.next() for _ in range(3)])[0]
+        for _ in range(i):
+            by_name = {k: r.next() for k in range(2)}
+            out[i] += by_name[1]
+        out[i] += r.s
+
+
+def in_map_and_zip(x, out):
+    for i in range(out.shape[0]):
+        r = Counter(i)
+        if i != 2:
+            for v in (r.next() for _ in range(i)):
+                out[i] += v
+            for v in map(lambda w: w * r.next(), range(i)):  # noqa: C417
+                out[i] += v
+            for v, w in zip((r.next() for _ in (1, 2)), (2, 3), strict=True):
+                out[i] += v * w
+        out[i] += r.s
+
+
 @pytest.mark.parametrize(
-    "plain", [of_a_function, of_methods, of_members, in_order], ids=lambda f: f.__name__
-)
+    "plain",
+    [of_a_function, of_methods, of_members, in_order, in_generators, in_generators_of_generators,
+     in_comprehensions, in_map_and_zip],
+    ids=lambda f: f.__name__,
+)  # fmt: skip
 def test_an_object_of_python_is_the_callers(plain: Callable[..., None]) -> None:
     x, out = torch.randn(7, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
     expected = out.clone()
@@ -155,10 +211,20 @@ def in_a_test(x: torch.Tensor) -> None:
         x[i] += r.s
 
 
-def in_a_generator(x: torch.Tensor) -> None:
+def in_a_generator_that_may_not_run(x: torch.Tensor) -> None:
     for i in range(1):
         r = Counter(i)
-        x[i] = sum(r.next() for _ in range(4)) + r.s
+        x[i] = (sum(r.next() for _ in range(4)) if x[i] > 0 else 1) + r.s
+
+
+def beside(r, v):
+    return r.s + v
+
+
+def read_before_a_generator(x: torch.Tensor) -> None:
+    for i in range(1):
+        r = Counter(i)
+        x[i] = beside(r, sum(r.next() for _ in (1, 2)))
 
 
 @ti.func
@@ -177,7 +243,8 @@ _PART = "where only part of a statement may run"
 REFUSED = {
     in_a_condition: _PART,
     in_a_test: _PART,
-    in_a_generator: _PART,
+    in_a_generator_that_may_not_run: _PART,
+    read_before_a_generator: "`next` changes an object that this statement has read before",
     template_in_a_condition: _PART,
     in_a_loop: "what is changed by the name `q` may be `p`, too",
     from_outside: "`self` is what the function was called with",

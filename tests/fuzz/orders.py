@@ -100,8 +100,15 @@ class Draw(Text):
                 words = self.pick("max({}, {})", "min({}, {})", "sum([{}, {}])")
                 return words.format(e, f)
             case 9:
-                each = self.pick("w * 0.5", "more(w)", "put(a, 1, w)")
-                return f"{self.pick('sum', 'max')}({each} for w in ({_unnamed(e)}, {_unnamed(f)}))"
+                each = self.pick("w * 0.5", "more(w)", "put(a, 1, w)", "q.inc(w)", "w * q.inc(q.p)",
+                                 "sum(q.inc(u) for u in (w, 0.5))")  # fmt: skip
+                over = self.pick(f"({_unnamed(e)}, {_unnamed(f)})", "range(2)", "range(len(b))")
+                words = self.pick(
+                    "sum({})", "max({})", "min({})", "sum([{}])", "sorted([{}])[0]", "[*{}][-1]"
+                )
+                if words.startswith("[*"):
+                    return f"[{each} for w in {over}][-1]"
+                return words.format(f"{each} for w in {over}")
             case 10:
                 each = self.pick(
                     "(lambda u, w=w: u - w)", "(lambda u, d=0.5 * w, *, w=w: u * d - w)"
@@ -122,7 +129,8 @@ class Draw(Text):
             case 2:
                 return f"{e} {compare} 2.0 {self.pick('and', 'or')} {f} > {g}"
             case 3:
-                return f"{self.pick('any', 'all')}(more(w) < {e} for w in ({_unnamed(f)}, 1.0))"
+                each = self.pick("more(w)", "q.inc(w)")
+                return f"{self.pick('any', 'all')}({each} < {e} for w in ({_unnamed(f)}, 1.0))"
             case _:
                 return f"{e} {compare} {f}"
 

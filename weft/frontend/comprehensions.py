@@ -15,6 +15,7 @@ from weft.errors import KernelSyntaxError, Span
 from weft.frontend import casts, expressions, list_methods, objects, sequences
 from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.desugar import desugar_body, placed
+from weft.frontend.inline import ChangedInPartError, is_part
 from weft.frontend.kinds import Items, Operand, Row, Scalar, Static, Tup, describe
 from weft.frontend.names import bound_names
 from weft.frontend.scope import assigning
@@ -110,13 +111,16 @@ def of_generator(cx: Lowering, name: str | None, node: ast.Call) -> Operand | No
         and not _names_something(made.elt)  # a row does not know what its loops carry on
     ):  # fmt: skip
         with _tried(cx):
-            row = _as_row(cx, made, span)
-            if row is None or (name != "sum" and _acts(cx, row, made.elt)):  # an item twice
-                raise _Other
-            if name == "sum":
-                first = cx.expression(start[0]) if start else Static(0)
-                return sequences.total(cx, row, first, span)
-            return sequences.extreme(cx, row, "<" if name == "min" else ">", span)
+            try:
+                row = _as_row(cx, made, span)
+                if row is None or (name != "sum" and _acts(cx, row, made.elt)):  # an item twice
+                    raise _Other
+                if name == "sum":
+                    first = cx.expression(start[0]) if start else Static(0)
+                    return sequences.total(cx, row, first, span)
+                return sequences.extreme(cx, row, "<" if name == "min" else ">", span)
+            except ChangedInPartError:  # which statements may
+                raise _Other from None
     return _in_statements(cx, name, made, start, node)
 
 
@@ -133,6 +137,8 @@ def _tried(cx: Lowering) -> Generator[None]:
     """Takes back what is lowered in a ``with`` that ``_Other`` leaves: it would be done twice."""
     block, env = cx.builder.block, dict(cx.frame.env)
     pending, begin = list(cx.pending), cx.begin
+    where, statement = cx.where, cx.statement
+    in_part, read = cx.frame.in_part, cx.frame.read
     operations, uses = len(block.ops), len(cx.row_uses)
     try:
         yield
@@ -140,6 +146,8 @@ def _tried(cx: Lowering) -> Generator[None]:
         cx.builder.block = block
         del block.ops[operations:], cx.row_uses[uses:]
         cx.pending, cx.begin = pending, begin
+        cx.where, cx.statement = where, statement
+        cx.frame.in_part, cx.frame.read = in_part, read
         cx.frame.env.clear()
         cx.frame.env.update(env)
 
@@ -174,7 +182,11 @@ def _tuples(cx: Lowering, node: _Comprehension) -> Operand:
     if not others and not generator.ifs and not _names_something(node.elt):
         over = _items(cx, generator.iter)
     if over is None:
-        return cx.expression(ast.copy_location(ast.ListComp(node.elt, node.generators), node))
+        made: ast.ListComp | None = getattr(node, "weft_listed", None)
+        if made is None:
+            made = ast.copy_location(ast.ListComp(node.elt, node.generators), node)
+            node.weft_listed = made  # type: ignore[union-attr]
+        return cx.expression(made)
 
     def item(k: Scalar | Static) -> Operand:
         cx.bind(generator.target, over.item(k), cx.span(generator.target))
@@ -301,8 +313,17 @@ def _carried_out(
     for name in names:
         cx.frame.counts[name] = 2
         cx.frame.env.pop(name, None)
-    cx.block(known)
+    _carry_out(cx, known)
     return cx.frame.lookup(names[0], cx.span(at), cx.guards)
+
+
+def _carry_out(cx: Lowering, statements: list[ast.stmt]) -> None:
+    """Those that an expression stands for."""
+    frame = cx.frame
+    outer = frame.in_part, frame.read
+    frame.in_part, frame.read = is_part(cx), [*frame.read, *cx.pending[: cx.begin]]
+    cx.block(statements)
+    frame.in_part, frame.read = outer
 
 
 def _get(name: str) -> ast.expr:
@@ -347,7 +368,7 @@ def _in_loops(cx: Lowering, node: _Comprehension) -> Operand:
     if known is None:
         known = desugar_body([placed(s, node) for s in body], f"{node.lineno}:{node.col_offset}")
         node.weft_statements = known  # type: ignore[union-attr]
-    cx.block(known)
+    _carry_out(cx, known)
     return cx.frame.env[found]
 
 

@@ -32,7 +32,7 @@ from weft.frontend.kinds import (
 from weft.frontend.named import is_record
 from weft.frontend.names import Scope, stored_lists
 from weft.frontend.parameters import annotations_of, assigned_references, returned_types
-from weft.frontend.scope import REFERENCES, Frame, note_counts, noted
+from weft.frontend.scope import Frame, note_counts, noted, referenced
 from weft.lang.dtypes import ComplexType, DType
 from weft.lang.loops import is_func
 from weft.lang.numbers import strong
@@ -154,10 +154,20 @@ def _named(
     return place
 
 
+class ChangedInPartError(KernelTypeError):
+    """A call changes something where only a part of a statement is lowered."""
+
+
+def is_part(cx: Lowering) -> bool:
+    """Whether what is lowered is a part of a statement that need not run, or runs several times; or
+    is in the statements that stand for one."""
+    return cx.frame.in_part or cx.builder.block is not cx.where
+
+
 def check_whole(cx: Lowering, function: str, targets: Sequence[ast.expr], span: Span) -> None:
     """Refuses a change in a part of a statement that need not run, or runs several times."""
-    if targets and cx.builder.block is not cx.where:
-        raise KernelTypeError(
+    if targets and is_part(cx):
+        raise ChangedInPartError(
             f"`{function}` changes `{ast.unparse(targets[0])}` where only part of a statement "
             "may run, or runs several times", span,
             help="call it in a statement of its own, before the condition, or in a loop",
@@ -208,7 +218,7 @@ def _references(
     found = assigned_references(tree, hints)
     names = [name for name, hint in hints.items() if name != "return" and is_template(hint)]
     if names:
-        called: set[str] = set().union(*(getattr(n, REFERENCES, ()) for n in subtree(tree)))
+        called: set[str] = set().union(*map(referenced, subtree(tree)))
         found |= {name: True for name in names if name in called}
     return [n for n, bound in found.items() if bound or isinstance(arguments.get(n), Vec | Tup)]
 

@@ -302,7 +302,8 @@ def hand_back(
                 f"`{function}` changes `{holders[0]}` and keeps no name of it", span,
                 help="assign to another name in it",
             )  # fmt: skip
-        if any(y.objects & objects for x in cx.pending[: cx.begin] for y in held(x)):
+        read = (*cx.frame.read, *cx.pending[: cx.begin])
+        if any(y.objects & objects for x in read for y in held(x)):
             raise KernelTypeError(
                 f"`{function}` changes an object that this statement has read before", span,
                 help="call it in a statement of its own, before this one",

@@ -108,6 +108,8 @@ class Frame:
     changed_objects: set[frozenset[Any]] = field(default_factory=set)  # see objects.py
     moves: Any = None  # of its lists that change places (``moves.Moves``)
     skipped: set[str] = field(default_factory=set)  # names that `:=` may not have assigned
+    in_part: bool = False  # of a statement, which may not run or run several times: see ``inline``
+    read: list[Operand] = field(default_factory=list)  # by the expression that statements stand for
     called_at: Span | None = None  # the user's call that led to a function of weft's own
 
     def check_assigned(self, node: ast.Name) -> None:
@@ -176,11 +178,30 @@ def noted(node: ast.AST, names: set[str]) -> bool:
     return True
 
 
+def referenced(node: ast.AST) -> set[str]:
+    """The names that ``node`` assigns by calls, in what is lowered in its place, too: these are
+    calls of their own."""
+    found = {*getattr(node, REFERENCES, ())}
+    for mark in _IN_PLACE:
+        stands: ast.AST | list[ast.stmt] = getattr(node, mark, [])
+        for part in stands if isinstance(stands, list) else [stands]:
+            for inner in subtree(part):
+                found |= referenced(inner)
+    return found
+
+
+# Where a node has what is lowered in its place.
+_IN_PLACE = ("weft_own", "weft_statements", "weft_listed", "weft_pairs", "weft_generator",
+             "weft_loop")  # fmt: skip
+# What may assign names.
+_ASSIGNING = (ast.NamedExpr, ast.Call, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
 def assigning(node: ast.expr) -> list[ast.expr]:
     """The expressions in ``node`` that may assign names. They are looked for once."""
     found: list[ast.expr] | None = getattr(node, "weft_assigning", None)
     if found is None:
-        found = [n for n in subtree(node) if isinstance(n, ast.NamedExpr | ast.Call)]
+        found = [n for n in subtree(node) if isinstance(n, _ASSIGNING)]
         node.weft_assigning = found  # type: ignore[attr-defined]
     return found
 
@@ -230,7 +251,7 @@ def assigned(nodes: Iterable[ast.AST]) -> dict[str, int]:
         elif isinstance(node, ast.FunctionDef):
             counts[node.name] = counts.get(node.name, 0) + 1
             return
-        for name in getattr(node, REFERENCES, ()):
+        for name in sorted(referenced(node)):
             counts[name] = counts.get(name, 0) + 2
         flag = getattr(node, "weft_break", "")
         if flag:
@@ -244,7 +265,7 @@ def assigned(nodes: Iterable[ast.AST]) -> dict[str, int]:
                 for inner in assigning(child):
                     if isinstance(inner, ast.NamedExpr):
                         target(inner.target)
-                    for name in getattr(inner, REFERENCES, ()):
+                    for name in sorted(referenced(inner)):
                         counts[name] = counts.get(name, 0) + 2
 
     for node in nodes:

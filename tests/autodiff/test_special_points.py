@@ -203,6 +203,21 @@ def test_ties_are_those_of_torch(f: Callable[..., Any]) -> None:
     torch.testing.assert_close(tangent, mine[0] * u + mine[1] * v)
 
 
+@weft.kernel
+def beside_numbers(x, a: float):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = weft.min(x[i] + a, a) + 3.0 * weft.max(x[i], 0.0) + 5.0 * weft.max(2, x[i])
+    return out
+
+
+def test_beside_a_number_at_a_tie_a_tensor_has_all_of_the_derivative() -> None:
+    x = numbers(0.0, 1.0, -1.0, 2.0).requires_grad_()
+    for call in (beside_numbers, beside_numbers.interpret, beside_numbers.function):
+        (found,) = torch.autograd.grad(call(x, 0.75).sum(), x)
+        assert found.tolist() == [4.0, 3.0, 1.0, 8.0]
+
+
 def test_a_choice_has_the_derivative_of_what_it_takes() -> None:
     x, y = numbers(1.0, 0.0, 2.0), numbers(1.0, 0.0, 1.0)
     found = derivatives(lambda x, y: of_two(x, y, taken), x, y)[:2]

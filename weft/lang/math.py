@@ -158,7 +158,7 @@ def _pair(a: Any, b: Any, floats: bool = False) -> tuple[torch.Tensor, torch.Ten
 
 def _extreme(torch_function: Callable[..., Any], values: tuple[Any, ...]) -> Any:
     """The largest or smallest, each taken by its value: an int beyond an integer tensor's dtype
-    is compared, and given, in 64 bits."""
+    is compared, and given, in 64 bits. Beside a number, a tensor has all of the derivative."""
 
     def pair(a: Any, b: Any) -> Any:
         for x, y in ((a, b), (b, a)):
@@ -169,6 +169,9 @@ def _extreme(torch_function: Callable[..., Any], values: tuple[Any, ...]) -> Any
                 if x.dtype is torch.uint64:
                     return x if (y < 0) == (torch_function is torch.maximum) else y
                 return _binary(torch_function, x.to(torch.int64), y)
+            if isinstance(x, torch.Tensor) and x.requires_grad and isinstance(y, int | float):
+                own, other = _pair(x, y)
+                return _value(torch.where(own == other, own, torch_function(own, other)))
         return _binary(torch_function, a, b)
 
     return reduce(pair, values)

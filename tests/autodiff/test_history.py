@@ -49,6 +49,14 @@ def scaled(x, n: int, factor: float):
 
 
 @weft.kernel
+def picked(x, places, weights):
+    out = torch.empty_like(weights)
+    for i in range(places.shape[0]):
+        out[i] = x[places[i]] * weights[i]
+    return out
+
+
+@weft.kernel
 def into(x, out):
     for i in range(x.shape[0]):
         out[i] = 2.0 * x[i] * x[i]
@@ -336,6 +344,42 @@ def test_numbers_may_change(usual):
         expected = torch.where(torch.arange(6) < n, 2 * factor * x, 0.0)
         torch.testing.assert_close(grad, expected.detach())
     assert len(usual) == 2  # the first of each number of iterations
+
+
+@pytest.mark.parametrize(("size", "count"), [(5, 40), (1000, 300), (64, 1 << 15)])
+def test_additions_by_several_threads_are_planned_for_these(usual, size, count):
+    def right():
+        out, g = picked(x, places, weights), torch.randn(len(places), dtype=torch.float64)
+        dx, dw = torch.autograd.grad(out, (x, weights), g)
+        expected = torch.zeros_like(x).index_put((places,), g * weights, accumulate=True)
+        torch.testing.assert_close((dx, dw), (expected.detach(), (g * x[places]).detach()))
+
+    def goes_the_usual_way():
+        del usual[:]
+        right()
+        return bool(usual)
+
+    x, weights, places = leaf(size), leaf(count), torch.randint(size, (count,))
+    before = torch.get_num_threads()
+    try:
+        for threads in (2, 1, 3):
+            torch.set_num_threads(threads)
+            for _ in range(60):  # what changes often is planned anew more and more rarely
+                right()
+            assert not goes_the_usual_way()
+            torch.use_deterministic_algorithms(True)
+            assert goes_the_usual_way()
+            torch.use_deterministic_algorithms(False)
+            assert not goes_the_usual_way()
+            torch.set_num_threads(threads + 2)
+            assert goes_the_usual_way()
+        torch.set_num_threads(3)
+        for other in (count // 2, count + 1, 0, 3):
+            weights, places = leaf(other), torch.randint(size, (other,))
+            right()
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_num_threads(before)
 
 
 def test_what_asks_for_more_goes_the_usual_way(usual):

@@ -20,7 +20,7 @@ from weft.schedule.machine import CpuMachine
 SLOTS, SHARES, THREADS, CHUNKS, STOP, CHUNK, RECORD, WAITS, FIRST = range(9)
 _LINE = 8  # words of a cache line: the next chunk of each share has a line of its own
 _READY = chunks.MOST * _LINE  # behind them: how many threads have no chunk left, the caller aside
-_SPINS = 64  # looks at that, before the caller sleeps, longer each time
+_SPINS = 1024  # looks at that, before the caller sleeps, longer each time
 _LONGEST = 4000  # microseconds of sleep
 
 # i1 (ptr frame, i64 chunks, i1 alone): runs the chunks; whether the function is to end, for a check
@@ -266,7 +266,8 @@ yield:
   %yielded = call i32 @sched_yield()
   br label %pause
 sleep:
-  %eighth = lshr i32 %looks, 3
+  %beyond = sub i32 %looks, {_SPINS - 64}
+  %eighth = lshr i32 %beyond, 3
   %squared = mul i32 %eighth, %eighth
   %time = call i32 @llvm.umin.i32(i32 %squared, i32 {_LONGEST})
   %slept = call i32 @usleep(i32 %time)

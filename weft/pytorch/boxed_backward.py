@@ -20,7 +20,7 @@ from weft.pytorch.autograd import loop_of
 from weft.pytorch.boxed import BoxedKernel, Found, operands
 from weft.pytorch.boxed_program import Operand, Program, Unfit, constant, parts
 from weft.pytorch.fitting import Sizes
-from weft.pytorch.history import repeats
+from weft.pytorch.history import is_atomic, repeats
 from weft.pytorch.loop import NEVER, Loop, Reversed
 from weft.pytorch.recipe import Fresh
 from weft.pytorch.workspaces import Workspaces, computed_in
@@ -103,7 +103,7 @@ class _Steps:
         shapes = {loop.function.args[k]: self.values[k].size() for k in loop.memrefs}
         sizes_of = Sizes(loop, fixed, wanted, env, shapes, program.device, True)
         made, sizes = sizes_of.fitting(base)
-        if not repeats(loop, base, made):
+        if not repeats(loop, base, made) or is_atomic(base, made):
             raise Unfit
         self._make(made, sizes, wanted)
         for step in made.steps:

@@ -243,6 +243,11 @@ def _backward(
     if not repeats(loop, of.made, made) or any(isinstance(v, Housed) for v in env.values()):
         return None
     scope: dict[str, Any] = {"slow": of.slow, "strided": strided}
+    asked = list[Callable[[], Any]]()
+    if adjoint.taped or is_atomic(of.made, made):  # there may be segments, or other sums
+        asked.append(torch._C._get_deterministic_algorithms)
+    if is_atomic(of.made, made):
+        asked.append(torch.get_num_threads)
     numbers, fixed = _numbers(of)
     fixed |= {name for name, _ in adjoint.segments}
     names = {loop.names[k]: f"s{n}" for n, k in enumerate(of.saved)} | numbers
@@ -271,7 +276,7 @@ def _backward(
         # Whether the launch is all that there is to do.
         whole = [*own] == gradients and all(text in sources for text in passed_on)
         launched = _launched(
-            step, made.values(step, env), of, own, None if n else bool(adjoint.taped),
+            step, made.values(step, env), of, own, None if n else asked,
             (_read_once(loop, made), one), fixed,
         )  # fmt: skip
         scope[f"step{n}"] = launched
@@ -358,15 +363,21 @@ def _sized(loop: Loop, made: Reversed, known: Collection[str]) -> list[str]:
 
 def repeats(loop: Loop, base: Reversed, made: Reversed) -> bool:
     """Whether what a backward does follows from the sizes alone, where ``made`` is the form of
-    ``base`` that fits these."""
+    ``base`` that fits these; and, if it ``is_atomic``, from the number of threads."""
     prefix, adjoint = adjoint_prefix(loop.function), made.adjoint
-    notes = (*base.adjoint.notes.values(), *adjoint.notes.values())
     return not (
         made.measure or adjoint.sorted or adjoint.listed
-        or any(note.startswith("atomic") for note in notes)
-        or any(x.atomic for x in base.adjoint.private.values())  # by the number of threads
         or any(prefix + loop.names[k] in made.writes for k in loop.written)
     )  # fmt: skip
+
+
+def is_atomic(base: Reversed, made: Reversed) -> bool:
+    """Whether threads add to elements of a gradient: ``made``, the form of ``base`` that fits,
+    follows from how many there are, and from whether torch is to be deterministic."""
+    notes = (*base.adjoint.notes.values(), *made.adjoint.notes.values())
+    return any(note.startswith("atomic") for note in notes) or any(
+        x.atomic for x in base.adjoint.private.values()
+    )
 
 
 def _read_once(loop: Loop, made: Reversed) -> str:
@@ -379,15 +390,15 @@ def _read_once(loop: Loop, made: Reversed) -> str:
 
 def _launched(
     step: Loop, values: Sequence[Any], chooser: _History,
-    fresh: Mapping[str, Callable[[], torch.Tensor]], first: bool | None,
+    fresh: Mapping[str, Callable[[], torch.Tensor]], asked: Sequence[Callable[[], Any]] | None,
     given_once: tuple[str, bool], fixed: Set[str],
 ) -> Callable[..., Any] | None:  # fmt: skip
     """A builtin that launches ``step`` on values like these, without those that are ``fixed`` or
     ``fresh``, by name: it makes and gives the latter. It gives NotImplemented where the values are
-    not like these, and launches nothing. ``first``: if not None, also where a derivative of it is
-    asked for, or, if true, torch is to be deterministic and was not, or was. ``given_once``: a
-    gradient that may be one element for all of its places, as that of a sum is, and whether it was.
-    None where there is no builtin."""
+    not like these, and launches nothing. ``asked``: if not None, also where a derivative of it is
+    asked for, or one of these functions does not give what it does now. ``given_once``: a gradient
+    that may be one element for all of its places, as that of a sum is, and whether it was. None
+    where there is no builtin."""
     if not isinstance(step.run, CompiledFunction):
         return None
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
@@ -425,12 +436,11 @@ def _launched(
     if given_name in by_name:
         place = pointers.index(step.names.index(given_name))
         work.spread = _spread(known, by_name[given_name], place, one)
-    if first is not None:
+    if asked is not None:
         work.step(record.ASKED, None, objects=[torch.is_grad_enabled, False])
         work.guard(vars(forward_ad), sys.intern("_current_level"), -1, item=True, absent=False)
-    if first:  # it may be carried out in segments
-        asked = torch._C._get_deterministic_algorithms
-        work.step(record.ASKED, None, objects=[asked, asked()])
+    for function in asked or ():
+        work.step(record.ASKED, None, objects=[function, function()])
     return native.builtin(work.packed(), lambda *_: NotImplemented, disk(step.options))
 
 

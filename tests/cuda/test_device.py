@@ -47,7 +47,7 @@ def test_memory_is_torchs() -> None:
     x = torch.randn(1 << 20, device="cuda")
     gallery.axpy(2.0, x, x), gallery.total(x)
     torch.cuda.synchronize()
-    before, free = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
+    before = torch.cuda.memory_allocated()
     y = gallery.axpy(2.0, x, x)
     assert torch.cuda.memory_allocated() - before == y.nbytes
     torch.cuda.reset_peak_memory_stats()
@@ -56,10 +56,15 @@ def test_memory_is_torchs() -> None:
     assert torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated() >= 512
     del y, s
     assert torch.cuda.memory_allocated() == before
-    for _ in range(50):
-        gallery.axpy(2.0, x, x), gallery.total(x)
-    torch.cuda.synchronize()
-    assert torch.cuda.mem_get_info()[0] == free
+
+    def taken() -> int:
+        free = torch.cuda.mem_get_info()[0]
+        for _ in range(50):
+            gallery.axpy(2.0, x, x), gallery.total(x)
+        torch.cuda.synchronize()
+        return free - torch.cuda.mem_get_info()[0]
+
+    assert 0 in (taken() for _ in range(20)), "in each, where no other process takes some"
 
 
 def test_a_graph_holds_the_launches_of_a_derivative() -> None:

@@ -115,7 +115,7 @@ _count_probes()
 
 def pytest_runtest_setup() -> None:
     """Continuous integration has half an hour, on slow machines, too: ``.ci/run`` says until when
-    tests begin. All of them take 21 minutes on two quiet cores."""
+    tests begin. All of them took 16 to 24 minutes on two quiet cores."""
     if time.time() > float(os.environ.get("WEFT_TESTS_UNTIL", "inf")):
         pytest.skip("the machine is slow: continuous integration has no more time")
 

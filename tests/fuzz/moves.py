@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from random import Random
 
+import torch
+
 from tests.fuzz.points import Text, beside_the_python
 
 FUNCTIONS = """
@@ -142,4 +144,5 @@ class Draw(Text):
 
 def check(random: Random) -> bool:
     """A kernel leaves the numbers that the Python leaves, or is refused (False)."""
-    return beside_the_python(random, Draw(random).text(), 10, REFUSED)
+    out = torch.zeros(2, 5, 10, dtype=torch.float64)
+    return beside_the_python(random, Draw(random).text(), out, REFUSED)

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from random import Random
 
+import torch
+
 from tests.fuzz.points import POINT, Text, beside_the_python
 
 TYPES = (
@@ -150,4 +152,5 @@ class Draw(Text):
 
 def check(random: Random) -> bool:
     """A kernel leaves the numbers that the Python leaves, or is refused (False)."""
-    return beside_the_python(random, Draw(random).text(), 6, (REFUSED,))
+    out = torch.zeros(2, 5, 6, dtype=torch.float64)
+    return beside_the_python(random, Draw(random).text(), out, (REFUSED,))

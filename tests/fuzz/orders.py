@@ -8,9 +8,7 @@ from random import Random
 
 import torch
 
-import weft
-from tests.fuzz.check import function
-from tests.fuzz.points import Text
+from tests.fuzz.points import Text, beside_the_python
 
 HELPERS = """
 class Own:
@@ -168,26 +166,6 @@ def _unnamed(text: str) -> str:
 
 def check(random: Random) -> str:
     """Draws a kernel and compares; AssertionError where it differs. Gives "agrees" or "refused"."""
-    text = Draw(random).text()
-    plain = function(text)
-    x = torch.rand(5, dtype=torch.float64) * 2 - 1
     out = torch.full((2, 5), torch.nan, dtype=torch.float64)
-    plain(_Numbers(x), out[0].numpy())
-    try:
-        weft.kernel(debug=random.random() < 0.3)(plain)(x, out[1])
-    except weft.CompileError as error:
-        if not any(each in str(error) for each in MEANT):
-            raise AssertionError(f"{text}\n{error}") from error
-        return "refused"
-    assert torch.allclose(out[0], out[1]), f"{text}\n{x}\n{out}"
-    return "agrees"
-
-
-class _Numbers:
-    """A tensor whose elements are numbers of Python, and no views."""
-
-    def __init__(self, x: torch.Tensor) -> None:
-        self.x, self.shape = x, x.shape
-
-    def __getitem__(self, k: int) -> float:
-        return float(self.x[k])
+    agrees = beside_the_python(random, Draw(random).text(), out, MEANT)
+    return "agrees" if agrees else "refused"

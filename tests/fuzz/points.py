@@ -49,12 +49,13 @@ class Text:
         return self.pick(front, front, f"{front} - {count}", f"-1 - {front}")
 
 
-def beside_the_python(random: Random, text: str, columns: int, refused: Collection[str]) -> bool:
-    """The kernel ``text`` of ``x`` (5) and ``out`` (5, columns) leaves the numbers that the Python
-    leaves; False if it is refused by one of these messages."""
+def beside_the_python(
+    random: Random, text: str, out: torch.Tensor, refused: Collection[str]
+) -> bool:
+    """The kernel ``text`` of ``x`` (5) leaves the numbers in ``out[1]`` that the Python leaves in
+    ``out[0]``; False if it is refused by one of these messages."""
     plain = function(text)
     x = torch.rand(5, dtype=torch.float64) * 2 - 1
-    out = torch.zeros(2, 5, columns, dtype=torch.float64)
     plain(x.numpy(), out[0].numpy())
     try:
         weft.kernel(debug=random.random() < 0.3)(plain)(x, out[1])
@@ -62,7 +63,7 @@ def beside_the_python(random: Random, text: str, columns: int, refused: Collecti
         if any(each in str(error) for each in refused):
             return False
         raise AssertionError(f"{text}\n{error}") from error
-    assert torch.allclose(out[0], out[1], rtol=1e-6, atol=1e-6, equal_nan=True), (
-        f"{text}\n{(out[0] - out[1]).nonzero().tolist()}"
+    assert torch.allclose(out[0], out[1], rtol=1e-6, atol=1e-8, equal_nan=True), (
+        f"{text}\n{x}\n{(out[0] - out[1]).nonzero().tolist()}"
     )
     return True

@@ -138,7 +138,6 @@ def _tried(cx: Lowering) -> Generator[None]:
     block, env = cx.builder.block, dict(cx.frame.env)
     pending, begin = list(cx.pending), cx.begin
     where, statement = cx.where, cx.statement
-    in_part, read = cx.frame.in_part, cx.frame.read
     operations, uses = len(block.ops), len(cx.row_uses)
     try:
         yield
@@ -147,7 +146,6 @@ def _tried(cx: Lowering) -> Generator[None]:
         del block.ops[operations:], cx.row_uses[uses:]
         cx.pending, cx.begin = pending, begin
         cx.where, cx.statement = where, statement
-        cx.frame.in_part, cx.frame.read = in_part, read
         cx.frame.env.clear()
         cx.frame.env.update(env)
 
@@ -322,8 +320,10 @@ def _carry_out(cx: Lowering, statements: list[ast.stmt]) -> None:
     frame = cx.frame
     outer = frame.in_part, frame.read
     frame.in_part, frame.read = is_part(cx), [*frame.read, *cx.pending[: cx.begin]]
-    cx.block(statements)
-    frame.in_part, frame.read = outer
+    try:
+        cx.block(statements)
+    finally:
+        frame.in_part, frame.read = outer
 
 
 def _get(name: str) -> ast.expr:

@@ -244,9 +244,10 @@ def _backward(
         return None
     scope: dict[str, Any] = {"slow": of.slow, "strided": strided}
     asked = list[Callable[[], Any]]()
-    if adjoint.taped or is_atomic(of.made, made):  # there may be segments, or other sums
+    atomic = is_atomic(of.made, made)
+    if adjoint.taped or atomic:  # there may be segments, or other sums
         asked.append(torch._C._get_deterministic_algorithms)
-    if is_atomic(of.made, made):
+    if atomic:
         asked.append(torch.get_num_threads)
     numbers, fixed = _numbers(of)
     fixed |= {name for name, _ in adjoint.segments}

@@ -168,12 +168,14 @@ def test_integers_and_masks_beside_floats():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_narrow_floats_have_tangents_computed_in_float32(dtype):
-    torch.manual_seed(0)  # float32 sums of 40 may be two roundings off
+    torch.manual_seed(0)
     x, t = torch.randn(5, 40).to(dtype), torch.randn(5, 40).to(dtype)
     (out,), (found,) = jvp(k.softmax, [x], [t])
     (expected,) = jvp(lambda x: torch.softmax(x, 1), [x.double()], [t.double()])[1]
     assert found.dtype == out.dtype == dtype
-    assert (found.double() - expected).abs().max() <= torch.finfo(dtype).eps * expected.abs().max()
+    roundings = 3 if dtype is torch.float32 else 1  # of sums of 40, in the order of the lanes
+    allowed = roundings * torch.finfo(dtype).eps * expected.abs().max()
+    assert (found.double() - expected).abs().max() <= allowed
 
 
 @pytest.mark.slow

@@ -45,14 +45,17 @@ from weft.pytorch.ownership import owned
 from weft.pytorch.references import REFERENCES
 from weft.pytorch.sorted_rows import added, order_of
 from weft.pytorch.workspaces import computed_in, of_gradient
+from weft.runtime import record
 from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.fastpath import passed
 from weft.runtime.launch import Launcher, one_or_all, overlaps
-from weft.runtime.overlap import dense, strided
+from weft.runtime.overlap import dense, is_uniform, strided, uniform_in
 from weft.runtime.pairs import apart
 from weft.runtime.signature import TORCH_DTYPES, come_apart
 from weft.settings import rarely_collected
 from weft.values import mutable
+
+_WRITTEN_OUT = record.MOST_SPREAD
 
 
 @mutable
@@ -202,31 +205,26 @@ class Launch(torch.autograd.Function):
         if plain:
             loop.launched = made.adjoint
             loop.sizes = sizes.remembered() if made.measure is not None else sizes
+        if plain and loop.make is None:
+            names = (prefix + loop.names[k] for k in loop.written)
+            made = made.for_uniform(n for n in names if _is_read_uniform(env.get(n)))
         env |= sizes.make(ctx.device, plain=plain)
         for k, n in places.items():
             name, dtype = prefix + loop.names[k], ctx.dtypes[n]
             wide = computed_in(dtype, name in made.adjoint.narrow)
-            if k in loop.written and name in env:
+            if name in made.uniform:
+                env[name] = uniform_in(env[name], wide)
+            elif k in loop.written and name in env:
                 g = env[name].to(wide).contiguous()
-                again = g is env[name] and name not in spare and name in made.writes
-                env[name] = g.clone() if again else g
+                copied = g is env[name] and name not in spare and name in made.writes
+                env[name] = g.clone() if copied else g
             elif k in call.wanted and k not in loop.written:
                 fill = name not in made.adjoint.defined
                 env[name] = of_gradient(
                     ctx.shapes[n], wide, ctx.device, env.values(), plain=plain, fill=fill
                 )
         with nullcontext() if again else rarely_collected:  # until the last of them is compiled
-            for step in made.steps:
-                for x in made.adjoint.sorted:
-                    if x.order in step.names and x.order not in env:
-                        env[x.order], env[x.starts] = order_of(env[x.keys], env[x.gradient], x.axes)
-                values = made.values(step, env)
-                if plain:
-                    step.run(values)
-                elif batched:
-                    env |= on_samples(step, values)
-                else:
-                    launch(step, values)
+            _carry_out(made, env, plain=plain, batched=batched)
         for x in made.adjoint.listed:
             env[x.gradient] = added(env[x.gradient], env[x.places], env[x.values])
         found: list[Any] = [None] * len(ctx.shapes)
@@ -237,6 +235,30 @@ class Launch(torch.autograd.Function):
             call.learn(made, env)
         overwriting.release(call.held)
         return (None, *found)
+
+
+def _is_read_uniform(gradient: torch.Tensor | None) -> bool:
+    """Whether steps are to read one element of a gradient given. Small ones on a CPU are written
+    out by the builtin that launches (see ``history._spread``), which is code for any layout."""
+    if not is_uniform(gradient):
+        return False
+    place = gradient.device.type
+    return place == "cuda" or (place == "cpu" and gradient.nbytes > _WRITTEN_OUT)
+
+
+def _carry_out(made: Reversed, env: dict[str, Any], *, plain: bool, batched: bool) -> None:
+    """The steps, on what goes by name. ``plain``: nobody asks for a derivative of that."""
+    for step in made.steps:
+        for x in made.adjoint.sorted:
+            if x.order in step.names and x.order not in env:
+                env[x.order], env[x.starts] = order_of(env[x.keys], env[x.gradient], x.axes)
+        values = made.values(step, env)
+        if plain:
+            step.run(values)
+        elif batched:
+            env |= on_samples(step, values)
+        else:
+            launch(step, values)
 
 
 def on_samples(step: Loop, values: Sequence[Any]) -> dict[str, torch.Tensor]:

@@ -35,7 +35,7 @@ from weft.runtime.cache import disk
 from weft.runtime.fastpath import INT64, distinct, fresh_maker, passed, tensor_check
 from weft.runtime.function import CompiledFunction
 from weft.runtime.launch import TINY, Launcher, check_error
-from weft.runtime.overlap import dense, extent, strided
+from weft.runtime.overlap import dense, extent, is_uniform, strided, uniform_in
 from weft.runtime.signature import TORCH_DTYPES
 
 _MOST = 64  # sets of whole numbers for which the backward of a plan is known
@@ -94,9 +94,7 @@ class _History:
                         if not isinstance(s, TensorSpec | ConstSpec)]  # fmt: skip
         self.whole = [n for n, k in enumerate(self.numbers)
                       if type(args[k]) is not float and not _are_floats(args[k])]  # fmt: skip
-        self.known: dict[tuple[Any, ...], Callable[..., Any]]  # backwards, by whole numbers
-        # How many gradients these are to refuse before they are made anew, and of these still.
-        self.refusing: dict[tuple[Any, ...], tuple[int, int]]
+        self.known: dict[tuple[Any, ...], _Known]  # backwards, by whole numbers
         self.lock = threading.Lock()
         self.cache = disk(loop.options)
         several = len(loop.written) > 1  # see ``Launch.setup_context``
@@ -133,12 +131,11 @@ def record({", ".join(names)}):
     def forget(self) -> None:
         """Nothing is known of backwards: at first, and when there are other records of tuning."""
         known = self.known = {}
-        self.refusing = {}
         self.parts: dict[frozenset[int], _History | None] = {}  # by the results that have none
 
         def by_numbers(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-            backward = known.get(tuple(ctx.numbers[n] for n in self.whole))
-            return self.slow(ctx, grads, None) if backward is None else backward(ctx, *grads)
+            found = known.get(tuple(ctx.numbers[n] for n in self.whole))
+            return self.slow(ctx, grads, None) if found is None else found.first(ctx, *grads)
 
         self._install(by_numbers)
 
@@ -154,8 +151,8 @@ def record({", ".join(names)}):
             if part is None:
                 return self.slow(ctx, grads, None) if unseen else every(ctx, *grads)
             grads = tuple(grads[written.index(k)] for k in part.loop.written)
-            known = part.known.get(tuple(ctx.numbers[n] for n in self.whole))
-            return part.slow(ctx, grads, None) if known is None else known(ctx, *grads)
+            found = part.known.get(tuple(ctx.numbers[n] for n in self.whole))
+            return part.slow(ctx, grads, None) if found is None else found.first(ctx, *grads)
 
         backward = routed if len(written) > 1 else every
         self.function.backward = staticmethod(untraced(backward))
@@ -168,7 +165,7 @@ def record({", ".join(names)}):
             if unseen not in self.parts:
                 loop, wanted = self.loop.without(unseen), frozenset(self.wanted)
                 part = copy.copy(self)
-                part.loop, part.known, part.refusing, part.all = loop, {}, {}, self
+                part.loop, part.known, part.all = loop, {}, self
                 part.made = loop.reversed(wanted, frozenset(loop.written) - wanted)
                 self.parts[unseen] = part if loop is not self.loop else None
             return self.parts[unseen]
@@ -190,32 +187,73 @@ def record({", ".join(names)}):
         names = [loop.names[k] for k in self.saved]
         call = Call(loop, values, self.made, frozenset(self.wanted), loop.run, names)
         learn = (learner or self)._learn
-        call.learn = functools.partial(learn, ctx.numbers, any(map(_is_one, grads)))
+        call.learn = functools.partial(learn, ctx.numbers, grads)
         _, *found = Launch.backward(_Context(ctx, call, saved), *grads)
         return (*(found[loop.memrefs.index(k)] for k in self.wanted),)
 
     def _learn(
-        self, numbers: tuple[Any, ...], one: bool, made: Reversed, env: Mapping[str, Any]
-    ) -> None:
-        """Makes the backward for launches with these numbers, where nothing else decides on it.
-        ``one``: the gradient given is one element for all of its places."""
+        self, numbers: tuple[Any, ...], grads: Sequence[Any], made: Reversed,
+        env: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        """Makes the backward for launches with these numbers and such gradients, where nothing else
+        decides on it."""
         key = tuple(numbers[n] for n in self.whole)
-        most, left = self.refusing.get(key, (1, 0))
-        if left:
-            self.refusing[key] = most, left - 1
-            return
-        planned = _backward(self, made, env, one)
-        if planned is None:
-            return
-        backward, direct = planned
-        most *= _RARER
         with self.lock:
-            if len(self.known) >= _MOST:
+            if key not in self.known and len(self.known) >= _MOST:
                 self.known.clear()
-                self.refusing.clear()
-            self.known[key], self.refusing[key] = direct or backward, (most, most)
+            known = self.known.setdefault(key, _Known(self))
+            if known.waits(made.uniform, grads):
+                return
+        found = _backward(known, made, env, any(map(is_uniform, grads)))
+        if found is None:
+            return
+        with self.lock:
+            known.add(made.uniform, found)
             if not self.whole and self.all is None:
-                self._install(backward, direct)
+                self._install(lambda ctx, *own: known.first(ctx, *own), known.first)
+
+
+class _Known:
+    """The backwards for the same whole numbers, by which of the gradients given they are for that
+    are one element for all places. A gradient goes from one to the next, until it is one's own; the
+    last is for any other, if there is that, and copies what the steps cannot read as it is."""
+
+    def __init__(self, of: _History) -> None:
+        self.of = of
+        self.kinds: dict[frozenset[str], _Backward] = {}
+        # How many gradients each is to refuse before it is made anew, and of these still.
+        self.refusing: dict[frozenset[str], tuple[int, int]] = {}
+        self.seen = set[tuple[bool, ...]]()  # which gradients were one element, in turn
+        self.first: Callable[..., Any] = self._slow
+
+    def _slow(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        return self.of.slow(ctx, grads, None)
+
+    def is_new(self, *grads: Any) -> bool:
+        """Whether there may be a backward for such gradients that is not known yet."""
+        which = _which(grads)
+        return any(which) and which not in self.seen
+
+    def waits(self, kind: frozenset[str], grads: Sequence[Any]) -> bool:
+        """Whether that for one ``kind`` is to stay as it is."""
+        self.seen.add(_which(grads))
+        most, left = self.refusing.get(kind, (1, 0))
+        most, left = (most, left - 1) if left else (most * _RARER, most * _RARER)
+        self.refusing[kind] = most, left
+        return left < most
+
+    def add(self, kind: frozenset[str], found: _Backward) -> None:
+        """``found`` is asked first, but after all others where it is for any layout."""
+        others = {k: v for k, v in self.kinds.items() if k != kind}
+        self.kinds = {kind: found, **others} if kind else {**others, kind: found}
+        self.first = self._slow
+        for own in reversed(self.kinds.values()):
+            self.first = own.before(self.first)
+
+
+def _which(grads: Sequence[Any]) -> tuple[bool, ...]:
+    """Which of the gradients that there are, are one element for all places."""
+    return tuple(is_uniform(g) for g in grads if g is not None)
 
 
 class _Context:
@@ -231,18 +269,42 @@ class _Context:
         return getattr(self.node, name)
 
 
-def _backward(
-    of: _History, made: Reversed, env: Mapping[str, Any], one: bool
-) -> tuple[Callable[..., Any], Callable[..., Any] | None] | None:
-    """The backward of launches of a plan where ``made`` fits, and a builtin for it, where one
-    launch is all that it does; None where it follows from more than the plan. ``env``: everything
-    by name, as the first one had it; ``one``: of the gradient given, which was one element for all
-    of its places."""
+class _Backward:
+    """A backward as a Python function, whose text knows the names of ``scope``; and as a builtin,
+    where one launch, which takes ``taken`` of the ``counts`` of gradients, tensors and numbers, is
+    all that there is to do."""
+
+    def __init__(
+        self, of: _History, text: str, scope: dict[str, Any], launched: Callable[..., Any] | None,
+        taken: Sequence[int], *, any_layout: bool,
+    ) -> None:  # fmt: skip
+        self.of, self.scope, self.any_layout = of, scope, any_layout
+        self.python: Callable[..., Any] = _executed("backward", text, scope)["backward"]
+        self.launched, self.taken = launched, taken
+
+    def before(self, following: Callable[..., Any]) -> Callable[..., Any]:
+        """What asks ``following`` where it is not for a gradient."""
+        if not self.any_layout:
+            self.scope["slow"] = lambda ctx, grads, _: following(ctx, *grads)
+        if self.launched is None:
+            return self.python
+        of = self.of
+        counts = len(of.loop.written), len(of.saved)
+        fallback = self.python if self.any_layout else lambda ctx, *own: following(ctx, *own[:-1])
+        return native.backward(self.launched, self.taken, counts, fallback, of.cache)
+
+
+def _backward(known: _Known, made: Reversed, env: Mapping[str, Any], one: bool) -> _Backward | None:
+    """The backward of launches of a plan where ``made`` fits; None where it follows from more than
+    the plan. ``env``: everything by name, as the first one had it; ``one``: of the gradient given,
+    which was one element for all of its places."""
+    of = known.of
     loop, adjoint = of.loop, made.adjoint
     prefix = adjoint_prefix(loop.function)
     if not repeats(loop, of.made, made) or any(isinstance(v, Housed) for v in env.values()):
         return None
-    scope: dict[str, Any] = {"slow": of.slow, "strided": strided}
+    scope: dict[str, Any] = {"slow": of.slow, "strided": strided, "is_new": known.is_new,
+                             "is_uniform": is_uniform, "uniform_in": uniform_in}  # fmt: skip
     asked = list[Callable[[], Any]]()
     atomic = is_atomic(of.made, made)
     if adjoint.taped or atomic:  # there may be segments, or other sums
@@ -255,7 +317,7 @@ def _backward(
     fresh: dict[str, Callable[[], torch.Tensor]] = {}  # what the next step that knows it makes
     result: list[str] = []
     given = _tuple([f"g{n}" for n in range(len(loop.written))])
-    body, narrowed = _given(loop, env, names, scope)
+    body, narrowed = _given(loop, made, env, names, scope)
     for n, k in enumerate(of.wanted):
         name = prefix + loop.names[k]
         fresh[name], names[name] = fresh_maker(env[name], name not in adjoint.defined), f"d{n}"
@@ -267,7 +329,7 @@ def _backward(
         fresh[name], names[name] = fresh_maker(env[name], zeros=False), f"e{n}"
     gradients, whole = [*fresh][: len(of.wanted)], False
     passed_on, launched = list[str](), None
-    exact = not any(".to(" in text for text in (*body, *result))
+    exact = not any("wide" in text or ".to(" in text for text in (*body, *result))
     single = len(made.steps) == 1 and [*fresh] == gradients
     sources = _sources(of) if single and exact else {}
     for n, step in enumerate(made.steps):
@@ -285,11 +347,10 @@ def _backward(
             return None
         fresh = {name: make for name, make in fresh.items() if name not in own}
         call = f"r = step{n}({', '.join(passed_on)})"
-        refused = [
-            *(_indented([*narrowed, call]) if not n else []),
-            "    if r is NotImplemented:",
-            f"        return slow(ctx, {given}, saved)",
-        ]
+        refused = [f"    return slow(ctx, {given}, saved)"]
+        if not n and not made.uniform:
+            again = f"if is_new{given}:", *refused, *narrowed, call, "if r is NotImplemented:"
+            refused = _indented([*again, *refused])
         body += [call, "if r is NotImplemented:", *refused]
         if own:
             body.append(f"{', '.join([names[x] for x in own])} = r")
@@ -306,16 +367,15 @@ def backward(ctx, {given[1:-1]}saved=None):
     {_lines(body)}
     return {_tuple(result)}
 """
-    backward = _executed("backward", text, scope)["backward"]
-    if not whole or launched is None:
-        return backward, None
-    taken, counts = [sources[text] for text in passed_on], (len(loop.written), len(of.saved))
-    return backward, native.backward(launched, taken, counts, backward, of.cache)
+    taken = [sources[text] for text in passed_on] if whole else []
+    return _Backward(of, text, scope, launched if whole else None, taken,
+                     any_layout=not made.uniform)  # fmt: skip
 
 
 def _given(
-    loop: Loop, env: Mapping[str, Any], names: dict[str, str], scope: dict[str, Any]
-) -> tuple[list[str], list[str]]:
+    loop: Loop, made: Reversed, env: Mapping[str, Any], names: dict[str, str],
+    scope: dict[str, Any],
+) -> tuple[list[str], list[str]]:  # fmt: skip
     """What the text of a backward makes of the gradients given, which get ``names``, and what it
     makes of them where a step does not know such tensors."""
     body: list[str] = []
@@ -323,8 +383,12 @@ def _given(
     for n, k in enumerate(loop.written):
         if (name := adjoint_prefix(loop.function) + loop.names[k]) in env:
             scope[f"wide{n}"], names[name] = env[name].dtype, f"h{n}"
-            own = env[name].dtype is _dtype(loop, k)
-            body.append(f"h{n} = g{n}" if own else f"h{n} = g{n}.to(wide{n})")
+            if env[name].dtype is _dtype(loop, k):
+                body.append(f"h{n} = g{n}")
+            elif name in made.uniform:
+                body.append(f"h{n} = uniform_in(g{n}, wide{n}) if is_uniform(g{n}) else g{n}")
+            else:
+                body.append(f"h{n} = g{n}.to(wide{n})")
             narrowed.append(f"h{n} = strided(h{n}).contiguous()")
             narrowed.append(f"if h{n}.requires_grad:")  # and nobody asks for a derivative of this
             narrowed.append(f"    h{n} = h{n}.detach()")
@@ -383,7 +447,7 @@ def is_atomic(base: Reversed, made: Reversed) -> bool:
 
 def _read_once(loop: Loop, made: Reversed) -> str:
     """The gradient of the loop's result by name, where one step reads it, else nothing."""
-    if len(loop.written) > 1:
+    if len(loop.written) > 1 or made.uniform:
         return ""
     name = adjoint_prefix(loop.function) + loop.names[loop.written[0]]
     return name if sum(name in step.names for step in made.steps) == 1 else ""
@@ -459,11 +523,6 @@ def _spread(
     check = tensor_check([one if t is like else t for t in distinct(tensors)])
     cell = ctypes.c_int64(first)
     return check and native.Spread(check, slot, like.numel(), like.element_size(), cell)
-
-
-def _is_one(grad: Any) -> bool:
-    """Whether a gradient is one element for all of its places."""
-    return type(grad) is torch.Tensor and grad.layout is torch.strided and not any(grad.stride())
 
 
 def _lean(function: Any) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from weft.autodiff.adjoint import Adjoint
@@ -18,7 +19,8 @@ from weft.autodiff.memory import contents
 from weft.autodiff.names import unique_names
 from weft.autodiff.reverse import Reversal, undone
 from weft.index.access import Access, accesses
-from weft.ir.core import Function, Op, walk
+from weft.index.read_once import reads_each_once
+from weft.ir.core import Function, Op, Value, walk
 from weft.ir.text import alike
 from weft.ir.types import MemRefType, compute_type
 from weft.ir.views import accessed_by
@@ -28,6 +30,7 @@ from weft.passes.batch import batch
 from weft.passes.collapse import collapse
 from weft.passes.dce import dce
 from weft.passes.forward_stores import forward_stores
+from weft.passes.read_uniform import read_uniform
 from weft.passes.write_out import as_numbers
 from weft.pytorch.workspaces import Workspaces
 from weft.runtime.function import CompiledFunction
@@ -77,6 +80,10 @@ class Loop:
         self.written = [k for k in memrefs if function.args[k] in stored]
         # Where a view is written, torch takes the first tensor for it (see its CopySlices).
         self.memrefs = [*self.written, *(k for k in memrefs if k not in self.written)]
+
+    def arguments(self, names: Collection[str]) -> list[Value]:
+        """Its function's arguments by these names."""
+        return [a for a, name in zip(self.function.args, self.names, strict=True) if name in names]
 
     def derived(self, function: Function) -> Loop:
         """A loop that was derived from this one."""
@@ -204,8 +211,13 @@ class Loop:
 class Reversed:
     """An adjoint with its steps ready to be launched."""
 
-    def __init__(self, adjoint: Adjoint, loop_of: Callable[[Function], Loop]) -> None:
-        self.adjoint = adjoint
+    def __init__(
+        self, adjoint: Adjoint, loop_of: Callable[[Function], Loop],
+        uniform: frozenset[str] = frozenset(),
+    ) -> None:  # fmt: skip
+        self.adjoint, self.loop_of = adjoint, loop_of
+        self.uniform = uniform  # of which the steps read the first element only
+        self._uniform: dict[frozenset[str], Reversed] = {}
         self.steps = list(map(loop_of, adjoint.steps))
         for k, step in enumerate(self.steps):
             twin = next((s for s in self.steps[:k] if _one_code(s, step)), None)
@@ -223,6 +235,33 @@ class Reversed:
         copies = self.adjoint.copies
         return [env[copies[n]].clone() if n in copies else env[n] for n in step.names]
 
+    def for_uniform(self, given: Iterable[str]) -> Reversed:
+        """The adjoint where these of the gradients ``given`` are one element for all of their
+        places: the steps read that. So it is for those of which they read each element a few times
+        at most (``uniform``). Of others a copy costs little beside the steps, whose schedules know
+        what to do with the elements of arrays."""
+        names = frozenset(filter(self._reads_each_once, given))
+        if not names or self.uniform:
+            return self
+        found = self._uniform.get(names)
+        if found is None:
+            with deep(self.adjoint.primal.span):
+                steps = [read_uniform(s.function, s.arguments(names)) for s in self.steps]
+            adjoint = dataclasses.replace(self.adjoint, steps=tuple(steps))
+            found = self._uniform[names] = Reversed(adjoint, self.loop_of, names)
+        return found
+
+    def _reads_each_once(self, name: str) -> bool:
+        """Whether the steps load from an argument by this name as ``reads_each_once`` says, and the
+        schedules of none of them are a person's own."""
+        steps = [step for step in self.steps if name in step.names]
+        others = self.writes.union(self.adjoint.copies.values())
+        if name in others or any(map(_is_scheduled, steps)):
+            return False
+        return all(
+            reads_each_once(s.function, s.accesses, a) for s in steps for a in s.arguments({name})
+        )
+
 
 def _one_code(a: Loop, b: Loop) -> bool:
     """Whether one piece of code carries out both: the sums of two gradients of one shape, say. Not
@@ -230,9 +269,12 @@ def _one_code(a: Loop, b: Loop) -> bool:
     options = a.options
     if options.debug or options.lines or a.make is not None:
         return False
-    names = {a.function.name, b.function.name}
-    asked = any(name in names for _, name, _ in options.schedules)
-    return not asked and alike(a.function, b.function)
+    return not _is_scheduled(a) and not _is_scheduled(b) and alike(a.function, b.function)
+
+
+def _is_scheduled(loop: Loop) -> bool:
+    """Whether its schedule is a person's own."""
+    return any(name == loop.function.name for _, name, _ in loop.options.schedules)
 
 
 class Forwarded:

@@ -4,7 +4,7 @@ and what the arguments of one call share, where a loop writes to it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
@@ -57,6 +57,22 @@ def dense(args: tuple[Any, ...]) -> tuple[Any, ...]:
 def strided(gradient: torch.Tensor) -> torch.Tensor:
     """A gradient as a tensor with strides: torch's own functions give sparse ones, too."""
     return gradient if gradient.layout is torch.strided else gradient.to_dense()
+
+
+def is_uniform(gradient: object) -> TypeGuard[torch.Tensor]:
+    """Whether all places of a gradient are one element in memory, as in that of a sum, and it has
+    several."""
+    return (
+        type(gradient) is torch.Tensor and gradient.layout is torch.strided
+        and not any(gradient.stride()) and gradient.numel() > 1
+    )  # fmt: skip
+
+
+def uniform_in(gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``gradient``, which ``is_uniform``, in ``dtype``; it is so still."""
+    if gradient.dtype is dtype:
+        return gradient
+    return gradient.as_strided((), ()).to(dtype).expand(gradient.size())
 
 
 def check_memory(name: str, tensor: torch.Tensor, span: Span) -> None:

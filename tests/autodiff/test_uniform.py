@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 
 import weft
 from weft.pytorch import autograd
@@ -205,6 +206,31 @@ def test_a_schedule_of_ones_own_is_for_arrays():
             )
         assert found == expected
         torch.testing.assert_close((dx, dy), (0.75 * y.detach(), 0.75 * x.detach()))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_is_saved_is_unpacked_once(reentrant, device):
+    """By whichever of the backwards that are known."""
+    x = torch.randn(70, 300, device=device, requires_grad=True)
+    y = torch.randn(70, 300, device=device, requires_grad=True)
+    kernel, draw = weft.kernel(multiply.function), random.Random(1)
+    for kind in ["sum", "plain", "sum", "strided", "plain", *draw.choices(KINDS, k=12)]:
+        out = checkpoint(lambda x: kernel(x.sin(), y), x, use_reentrant=reentrant)
+        g = given(kind, out)
+        x.grad = y.grad = None
+        out.backward(g)
+        torch.testing.assert_close(x.grad, (g * y * x.cos()).detach())
+        torch.testing.assert_close(y.grad, (g * x.sin()).detach())
+
+
+def test_one_element_that_is_expanded(device):
+    """It is an array, too: both kinds in turn are planned."""
+    x = torch.randn(1, 1, device=device, requires_grad=True)
+    y = torch.randn(1, 1, device=device, requires_grad=True)
+    for _ in range(6):
+        out = multiply(multiply(x, y), y)
+        found = torch.autograd.grad(out.sum(), (x, y))
+        torch.testing.assert_close(found, ((y * y).detach(), (2 * x * y).detach()))
 
 
 def test_create_graph_and_empty_tensors(device):

@@ -226,8 +226,10 @@ class _Known:
         self.seen = set[tuple[bool, ...]]()  # which gradients were one element, in turn
         self.first: Callable[..., Any] = self._slow
 
-    def _slow(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        return self.of.slow(ctx, grads, None)
+    def _slow(self, ctx: Any, *given: Any) -> tuple[Any, ...]:
+        """Given what the Python functions are."""
+        count = len(self.of.loop.written)
+        return self.of.slow(ctx, given[:count], given[-1] if len(given) > count else None)
 
     def is_new(self, *grads: Any) -> bool:
         """Whether there may be a backward for such gradients that is not known yet."""
@@ -246,9 +248,12 @@ class _Known:
         """``found`` is asked first, but after all others where it is for any layout."""
         others = {k: v for k, v in self.kinds.items() if k != kind}
         self.kinds = {kind: found, **others} if kind else {**others, kind: found}
-        self.first = self._slow
-        for own in reversed(self.kinds.values()):
-            self.first = own.before(self.first)
+        first, *others = self.kinds.values()
+        following: Callable[..., Any] = self._slow
+        for own in reversed(others):
+            following = own.before(following)
+        python = first.before(following)
+        self.first = first.builtin(following if others or kind else python) or python
 
 
 def _which(grads: Sequence[Any]) -> tuple[bool, ...]:
@@ -270,27 +275,29 @@ class _Context:
 
 
 class _Backward:
-    """A backward as a Python function, whose text knows the names of ``scope``; and as a builtin,
-    where one launch, which takes ``taken`` of the ``counts`` of gradients, tensors and numbers, is
-    all that there is to do."""
+    """A backward as a Python function of the node, the gradients, and what is saved, if that is
+    unpacked. Its text knows the names of ``scope``, among them ``slow``: what is called where it is
+    not for a gradient. Where one launch is all that there is to do, ``launched``, that takes
+    ``taken`` of the gradients, tensors and numbers."""
 
     def __init__(
         self, of: _History, text: str, scope: dict[str, Any], launched: Callable[..., Any] | None,
-        taken: Sequence[int], *, any_layout: bool,
+        taken: Sequence[int],
     ) -> None:  # fmt: skip
-        self.of, self.scope, self.any_layout = of, scope, any_layout
+        self.of, self.scope, self.launched, self.taken = of, scope, launched, taken
         self.python: Callable[..., Any] = _executed("backward", text, scope)["backward"]
-        self.launched, self.taken = launched, taken
 
     def before(self, following: Callable[..., Any]) -> Callable[..., Any]:
-        """What asks ``following`` where it is not for a gradient."""
-        if not self.any_layout:
-            self.scope["slow"] = lambda ctx, grads, _: following(ctx, *grads)
+        """The function, which asks ``following`` where it is not for a gradient."""
+        self.scope["slow"] = lambda ctx, grads, saved: following(ctx, *grads, saved)
+        return self.python
+
+    def builtin(self, fallback: Callable[..., Any]) -> Callable[..., Any] | None:
+        """The same of the node and the gradients, if there is that."""
         if self.launched is None:
-            return self.python
+            return None
         of = self.of
         counts = len(of.loop.written), len(of.saved)
-        fallback = self.python if self.any_layout else lambda ctx, *own: following(ctx, *own[:-1])
         return native.backward(self.launched, self.taken, counts, fallback, of.cache)
 
 
@@ -303,8 +310,8 @@ def _backward(known: _Known, made: Reversed, env: Mapping[str, Any], one: bool) 
     prefix = adjoint_prefix(loop.function)
     if not repeats(loop, of.made, made) or any(isinstance(v, Housed) for v in env.values()):
         return None
-    scope: dict[str, Any] = {"slow": of.slow, "strided": strided, "is_new": known.is_new,
-                             "is_uniform": is_uniform, "uniform_in": uniform_in}  # fmt: skip
+    scope: dict[str, Any] = {"strided": strided, "is_new": known.is_new, "is_uniform": is_uniform,
+                             "uniform_in": uniform_in}  # fmt: skip
     asked = list[Callable[[], Any]]()
     atomic = is_atomic(of.made, made)
     if adjoint.taped or atomic:  # there may be segments, or other sums
@@ -368,8 +375,7 @@ def backward(ctx, {given[1:-1]}saved=None):
     return {_tuple(result)}
 """
     taken = [sources[text] for text in passed_on] if whole else []
-    return _Backward(of, text, scope, launched if whole else None, taken,
-                     any_layout=not made.uniform)  # fmt: skip
+    return _Backward(of, text, scope, launched if whole else None, taken)
 
 
 def _given(

@@ -60,11 +60,11 @@ def strided(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def is_uniform(gradient: object) -> TypeGuard[torch.Tensor]:
-    """Whether all places of a gradient are one element in memory, as in that of a sum, and it has
-    several."""
+    """Whether all places of a gradient are one element in memory, as in that of a sum. So may be
+    the one place that it has."""
     return (
         type(gradient) is torch.Tensor and gradient.layout is torch.strided
-        and not any(gradient.stride()) and gradient.numel() > 1
+        and gradient.dim() > 0 and gradient.numel() > 0 and not any(gradient.stride())
     )  # fmt: skip
 
 

@@ -182,14 +182,27 @@ class Moved:
             for own, there in self.storages.values():
                 if there.data_ptr() == value.untyped_storage().data_ptr() and there.nbytes():
                     return _view(value, own)
+        if value.requires_grad and not _is_watched(value):
+            value.register_hook(_as_one)
         return value.to("cpu", copy=True)
+
+
+def _as_one(gradient: torch.Tensor) -> torch.Tensor | None:
+    """A gradient whose places all have one value is one element, as it was before it was moved."""
+    if torch.is_grad_enabled() or _is_watched(gradient) or not gradient.numel():
+        return None
+    first = gradient[(slice(1),) * gradient.dim()].expand(gradient.shape)
+    return first if torch.equal(gradient, first) else None
 
 
 def _is_followed(tensor: torch.Tensor) -> bool:
     """Whether autograd, a transform or a mode has to see what becomes of it."""
+    return tensor.requires_grad or _is_watched(tensor)
+
+
+def _is_watched(tensor: torch.Tensor) -> bool:
     return (
-        tensor.requires_grad
-        or torch._C._len_torch_dispatch_stack() > 0
+        torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         or torch.autograd.forward_ad._current_level >= 0
     )

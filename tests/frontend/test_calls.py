@@ -386,3 +386,26 @@ def test_sorted_takes_its_key_by_keyword(call: str) -> None:
     with pytest.raises(KernelTypeError, match=r"`sorted` takes 1 argument, and . are given") as e:
         kernel(torch.ones(2))
     assert "help: write sorted(x, key=..., reverse=...)" in str(e.value)
+
+
+def _overwritten(x, i, v):
+    x[i] = v
+    return 1.0
+
+
+@weft.kernel
+def updated_late(x, out):
+    for i in range(x.shape[0]):
+        v = x[i] + 0.0
+        x[i] += _overwritten(x, i, 10.0)
+        x[i] *= abs(2.0) + _overwritten(x, i, 3.0)
+        v += abs(1.0)
+        out[i] = v
+
+
+def test_an_element_is_updated_as_the_value_leaves_it() -> None:
+    for call in (updated_late, updated_late.interpret, updated_late.function):
+        x, out = torch.arange(3.0), torch.zeros(3)
+        call(x, out)
+        assert x.tolist() == [9.0, 9.0, 9.0]
+        assert out.tolist() == [1.0, 2.0, 3.0]

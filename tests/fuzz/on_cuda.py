@@ -187,9 +187,11 @@ class Moved:
         return value.to("cpu", copy=True)
 
 
-def _as_one(gradient: torch.Tensor) -> torch.Tensor | None:
+def _as_one(gradient: torch.Tensor | None) -> torch.Tensor | None:
     """A gradient whose places all have one value is one element, as it was before it was moved."""
-    if torch.is_grad_enabled() or _is_watched(gradient) or not gradient.numel():
+    if gradient is None or torch.is_grad_enabled() or _is_watched(gradient):
+        return None
+    if not gradient.dim() or not gradient.numel():
         return None
     first = gradient[(slice(1),) * gradient.dim()].expand(gradient.shape)
     return first if torch.equal(gradient, first) else None

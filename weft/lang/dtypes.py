@@ -174,9 +174,12 @@ def _augmented(name: str) -> Callable[[Scalar, Any], Any]:
     operation = getattr(operator, name)
 
     def update(self: Scalar, other: Any) -> Any:
-        result = operation(self, other)
-        if self.home is not None and isinstance(result, Scalar):
-            result.updated = (*self.home, name)
+        if self.home is None:
+            return operation(self, other)
+        array, position = self.home
+        result = operation(array.present(position, self), other)
+        if isinstance(result, Scalar):
+            result.updated = array, position, name
         return result
 
     return update

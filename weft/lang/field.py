@@ -138,6 +138,10 @@ class Array(torch.Tensor):
             )  # fmt: skip
         return made
 
+    def present(self, position: tuple[int, ...], before: Scalar) -> Scalar:
+        """What ``x[i] += v`` adds to, where that was ``before`` when ``v`` was not known yet."""
+        return before
+
     def store(self, position: tuple[int, ...], value: Any) -> None:
         """Sets the element that a scalar's ``home`` names."""
         self._set(position, value)

@@ -29,6 +29,8 @@ LOOP = "__weft_loop__"
 INNER = "__weft_ordered__"  # of a device loop whose iterations run in order
 CAST = "__weft_cast__"
 COPY = "__weft_copy__"
+LATE = "__weft_late__"  # of what an element is updated with, which calls may have changed
+SETTLED = "__weft_settled__"  # after that statement
 _FUNCTION = "__weft_interpreted__"  # while it is compiled: no name that its body may read
 
 
@@ -63,6 +65,15 @@ class _Instrument(ast.NodeTransformer):
         value = _call(CAST, node.value, node.annotation, _copied(node.value))
         return ast.copy_location(ast.Assign([node.target], value), node)
 
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST | list[ast.AST]:
+        """``x[i] += f()`` is of the element as ``f`` leaves it, as where ``x[i]`` is a view."""
+        self.generic_visit(node)
+        calls = any(isinstance(part, ast.Call) for part in ast.walk(node.value))
+        if not isinstance(node.target, ast.Subscript) or not calls:
+            return node
+        node.value = _call(LATE, node.value, node.value)
+        return [node, ast.copy_location(ast.Expr(_call(SETTLED, node)), node)]
+
     def visit_BinOp(self, node: ast.BinOp | ast.Call) -> ast.AST:
         self.generic_visit(node)
         return untaken.choice(node, self.scope)
@@ -84,7 +95,7 @@ def _copied(value: ast.expr) -> ast.expr:
     return _call(COPY, value, value) if isinstance(value, named) else value
 
 
-def _call(name: str, place: ast.expr, *args: ast.expr) -> ast.Call:
+def _call(name: str, place: ast.expr | ast.stmt, *args: ast.expr) -> ast.Call:
     called = ast.copy_location(ast.Name(name, ast.Load()), place)
     return ast.copy_location(ast.Call(called, list(args), []), place)
 
@@ -105,7 +116,7 @@ def instrument(
     tree = copied_tree(source.tree)
     tree.name, tree.decorator_list = _FUNCTION, []
     visitor = _Instrument(Scope.of(function))
-    tree.body = [visitor.visit(statement) for statement in tree.body]
+    tree.body = visitor.visit(ast.Module(tree.body, [])).body
     visible = {name: convert(value) for name, value in function.__globals__.items()}
     made = recompiled(
         tree, function, {**visible, COPY: copied, **hidden}, lambda cell: _converted(cell, convert)

@@ -43,7 +43,7 @@ from weft.runtime.debugger import Debugger, is_asked_for
 from weft.runtime.draws import Draws
 from weft.runtime.overlap import address_of
 from weft.runtime.places import Access, Place, here, literal_axes, outside
-from weft.runtime.rewrite import CAST, INNER, LOOP, cast, instrument
+from weft.runtime.rewrite import CAST, INNER, LATE, LOOP, SETTLED, cast, instrument
 from weft.runtime.signature import check_argument, value_spec
 from weft.runtime.untaken import Untaken
 from weft.runtime.watched_rows import inside, touch
@@ -69,6 +69,7 @@ class Watch:
     met: bool = False  # an iteration that ``only`` names
     active: bool = False
     wide: bool = False  # the kernel's own float is f64 in this loop
+    updating: bool = False  # an element, with what calls gave, which may have changed it
     iteration: Any = None
     now: dict[tuple[int, str], Access] = field(default_factory=dict)
     before: dict[int, dict[str, Access]] = field(default_factory=dict)
@@ -114,6 +115,14 @@ class Watch:
                 finally:
                     self.chosen = before
 
+    def late(self, value: Any) -> Any:
+        """What an element is about to be updated with."""
+        self.updating = True
+        return value
+
+    def settled(self) -> None:
+        self.updating = False
+
     @functools.cached_property
     def draws(self) -> Draws:
         """The random numbers of loops, which are those of their tensors' device."""
@@ -134,7 +143,8 @@ class Watch:
     def hidden(self) -> dict[str, Any]:
         """What takes part in a kernel's function by a name of its own."""
         stop = {"breakpoint": self.debugger.stop} if is_asked_for() else {}
-        own = {LOOP: self.loop, INNER: self.ordered, CAST: cast}
+        own = {LOOP: self.loop, INNER: self.ordered, CAST: cast, LATE: self.late,
+               SETTLED: self.settled}  # fmt: skip
         return {**own, **self.untaken.hidden, **stop}
 
     def _announced(self, iterable: Iterable[Any], draw: Callable[[Any], None]) -> Iterator[Any]:
@@ -336,6 +346,9 @@ class Watched(Field):
         self.watch.touch(address, UPDATES[kind], position, place)
         return self._update_plain(position, function, place)
 
+    def present(self, position: tuple[int, ...], before: Scalar) -> Scalar:
+        return self._element(position) if self.watch.updating else before
+
     def __repr__(self) -> str:  # type: ignore[override]
         with quietly():
             return repr(self.plain)
@@ -417,16 +430,19 @@ class Watched(Field):
         if len(parts) == len(self.extents):
             position = self._checked(parts, place)
             self.watch.touch(self._address(position), READ, position, place)
-            with quietly():
-                element = read(self.plain[position].clone()).as_subclass(Scalar)
-            element.home = (self, position)
-            return element
+            return self._element(position)
         if len(parts) > len(self.extents) or self.watch.active:
             parts = self._checked(parts, place)
         with quietly():
             part = self.watch.watched(self.plain[parts])
         part.clamped = self.clamped
         return self._row(part)
+
+    def _element(self, position: tuple[int, ...]) -> Scalar:
+        with quietly():
+            element = read(self.plain[position].clone()).as_subclass(Scalar)
+        element.home = (self, position)
+        return element
 
     def _row(self, part: Watched) -> Watched:
         """A part of the tensor: in a loop it iterates over its elements."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import weft
+from tests.fuzz.check import function
 
 
 def squared(v):
@@ -168,3 +169,86 @@ def test_what_python_would_do_otherwise_is_refused(plain):
     with pytest.raises(weft.KernelSyntaxError, match="help: ") as caught:
         weft.kernel(plain)(torch.zeros(3))
     assert REFUSED[plain] in str(caught.value)
+
+
+class Own:
+    def __init__(self, p):
+        self.p = p
+
+    def inc(self, v):
+        self.p = self.p * 0.5 + v
+        return self.p
+
+
+def put(x, j, v):
+    x[j] = x[j] * 0.5 + v
+    return x[j] * 1.0
+
+
+def first_two(items, w):
+    a, b = 0.0, 0.0
+    for k, v in enumerate(items):
+        if k == 0:
+            a = v
+        if k == 1:
+            b = v * w
+    return a - b
+
+
+def best(items, key):
+    return max(items, key=key)
+
+
+EXTREMES = [
+    "max((x[v] * w, v) for v in range(3))[1]",
+    "min(((x[v] - w) ** 2, v) for v in range(n))[1]",
+    "max((x[v] * w, v) for v in range(n) if v != i)[1]",
+    "max(((x[v] * w, v) for v in range(n)), key=lambda t: -t[0] * w)[1]",
+    "max((x[v] * w for v in range(n)), key=lambda t: abs(t - w))",
+    "min((v for v in range(n)), key=lambda t: abs(x[t] - w))",
+    "min((x[v] * w for v in range(n) if x[v] > 5), key=lambda t: t, default=w)",
+    "max([(x[v], v) for v in range(n) if v != i], key=lambda t: t[0], default=(1.0, 2))[1]",
+    "max((u * v for u in range(3) for v in range(u)), key=lambda t: -abs(t - w))",
+    "sum(max((x[u] * w, u * v) for u in range(n))[1] for v in range(n))",
+    "max((x[u] * w, max((x[t], -t) for t in range(u + 1))[1]) for u in range(n))[1]",
+    "max(((x[v], w), v) for v in range(n))[0][0]",
+    "first_two((x[v] * w for v in range(n)), w)",
+    "best([x[v] for v in range(n)], lambda t: -t * w)",
+    "sorted(((x[v] * w, v) for v in range(n)), key=lambda t: -t[0])[1][1]",
+    # What their items change happens once for each, as in Python.
+    "max((q.inc(v), v) for v in range(n))[0] + q.p",
+    "sorted((q.inc(v), v) for v in range(3))[1][0]",
+    "max((q.inc(v) for v in range(n)), key=lambda t: -t) + q.p",
+    "min((put(out, i, v), v) for v in range(n))[0] + out[i]",
+    "sum(max((put(out, i, v), v) for v in range(n))[1] for t in range(2)) + out[i]",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("expression", EXTREMES)
+def test_the_greatest_of_a_generator_of_tuples_or_by_a_key(expression: str) -> None:
+    plain = function(
+        "def kernel(x, out):\n    n = x.shape[0]\n    for i in range(n):\n"
+        "        w = x[i] + 0.5\n        q = Own(w)\n"
+        f"        s = {expression}\n        out[i] = s\n"
+    )
+    plain.__globals__.update(Own=Own, put=put, first_two=first_two, best=best)
+    x = torch.tensor([0.3, 2.0, -1.1, 0.7, 1.9])
+    found, expected = torch.zeros(5), torch.zeros(5)
+    plain(x, expected)
+    weft.kernel(plain)(x, found)
+    torch.testing.assert_close(found, expected)
+
+
+def test_what_a_generator_of_tuples_draws_is_drawn_once() -> None:
+    @weft.kernel
+    def drawn(out):
+        for i in range(out.shape[0]):
+            a, b = max((weft.random(), v) for v in range(4))
+            out[i] = a + b
+
+    found, expected = torch.zeros(5), torch.zeros(5)
+    torch.manual_seed(3)
+    drawn(found)
+    torch.manual_seed(3)
+    drawn.interpret(expected)
+    torch.testing.assert_close(found, expected)

@@ -106,6 +106,16 @@ class Draw(Text):
                 )
                 if words.startswith("[*"):
                     return f"[{each} for w in {over}][-1]"
+                if self.random.random() < 0.4:
+                    best, test = self.pick("max", "min"), self.pick("", "", " if w < s")
+                    key, k = self.pick("-w", "abs(w - 1)", "more(w)"), self.pick("0", "1")
+                    return self.pick(
+                        f"{best}(({each}, w) for w in {over})[{k}]",
+                        f"{best}((w - s, {each}) for w in range(3){test or ' if w < 2'})[{k}]",
+                        f"{best}(({each} for w in {over}), key=lambda w: {key})",
+                        f"sorted(({each}, w) for w in {over})[0][{k}]",
+                        f"{best}(({each} for w in {over}{test}), key=lambda w: {key}, default=s)",
+                    )
                 return words.format(f"{each} for w in {over}")
             case 10:
                 each = self.pick(

@@ -8,8 +8,9 @@ become the statements that they stand for. Names that a comprehension assigns ar
 from __future__ import annotations
 
 import ast
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from weft.errors import KernelSyntaxError, Span
 from weft.frontend import casts, expressions, list_methods, objects, sequences
@@ -92,6 +93,8 @@ def of_generator(cx: Lowering, name: str | None, node: ast.Call) -> Operand | No
     """``sum(... for ...)`` and the like; None of another call."""
     if name not in _OF_GENERATORS or not node.args or not isinstance(node.args[0], _Comprehension):
         return None
+    if name in ("min", "max") and any(k.arg == "key" for k in node.keywords):
+        return list_methods.extreme(cx, name, [cx.expression(_listed(node.args[0]))], node)
     allowed = {"sum": "start", "min": "default", "max": "default"}.get(name, "")
     by_place = node.args[1:] if name in ("sum", "next") else []
     start = [*by_place, *(k.value for k in node.keywords if k.arg == allowed)]
@@ -104,7 +107,7 @@ def of_generator(cx: Lowering, name: str | None, node: ast.Call) -> Operand | No
         )  # fmt: skip
     made, span = own(node.args[0]), cx.span(node)
     if name in ("min", "max") and isinstance(made.elt, ast.Tuple):
-        return list_methods.extreme_of(cx, _tuples(cx, made), Static(None), name, span)
+        return _extreme_tuple(cx, made, name, span)
     plain = name == "sum" or (name in ("min", "max") and not start)
     if (
         plain and len(made.generators) == 1 and not made.generators[0].ifs
@@ -113,7 +116,9 @@ def of_generator(cx: Lowering, name: str | None, node: ast.Call) -> Operand | No
         with _tried(cx):
             try:
                 row = _as_row(cx, made, span)
-                if row is None or (name != "sum" and _acts(cx, row, made.elt)):  # an item twice
+                if row is None:
+                    raise _Other
+                if name != "sum" and _acts(cx, lambda k: row.at([k]), made.elt):  # an item twice
                     raise _Other
                 if name == "sum":
                     first = cx.expression(start[0]) if start else Static(0)
@@ -122,6 +127,19 @@ def of_generator(cx: Lowering, name: str | None, node: ast.Call) -> Operand | No
             except ChangedInPartError:  # which statements may
                 raise _Other from None
     return _in_statements(cx, name, made, start, node)
+
+
+def _extreme_tuple(cx: Lowering, node: _Comprehension, name: str, span: Span) -> Operand:
+    """The greatest or least of the tuples of a generator."""
+    with _tried(cx):
+        try:
+            items = _tuples(cx, node)
+            if isinstance(items, Items) and _acts(cx, items.item, node.elt):  # the first is twice
+                raise _Other
+            return list_methods.extreme_of(cx, items, Static(None), name, span)
+        except ChangedInPartError:
+            raise _Other from None
+    return list_methods.extreme_of(cx, cx.expression(_listed(node)), Static(None), name, span)
 
 
 def _names_something(item: ast.expr) -> bool:
@@ -150,13 +168,14 @@ def _tried(cx: Lowering) -> Generator[None]:
         cx.frame.env.update(env)
 
 
-def _acts(cx: Lowering, row: Row, item: ast.expr) -> bool:
-    """Whether to compute an item of ``row`` does more than that: it stores, prints or draws."""
+def _acts(cx: Lowering, at: Callable[[Scalar], Operand], item: ast.expr) -> bool:
+    """Whether to compute an ``item``, which ``at`` makes, does more than that: it stores, prints or
+    draws."""
     if not any(isinstance(n, ast.Call) for n in subtree(item)):
         return False
     block = Block()
     with cx.builder.at(block):
-        row.at([Scalar(Value(ir.index), "int")])
+        at(Scalar(Value(ir.index), "int"))
     return any(op in cx.draws or op.name == "weft.print" or written_by(op) for op in walk(block))
 
 
@@ -180,17 +199,22 @@ def _tuples(cx: Lowering, node: _Comprehension) -> Operand:
     if not others and not generator.ifs and not _names_something(node.elt):
         over = _items(cx, generator.iter)
     if over is None:
-        made: ast.ListComp | None = getattr(node, "weft_listed", None)
-        if made is None:
-            made = ast.copy_location(ast.ListComp(node.elt, node.generators), node)
-            node.weft_listed = made  # type: ignore[union-attr]
-        return cx.expression(made)
+        return cx.expression(_listed(node))
 
     def item(k: Scalar | Static) -> Operand:
         cx.bind(generator.target, over.item(k), cx.span(generator.target))
         return cx.expression(node.elt)
 
-    return Items(over.count, item)
+    return Items(over.count, _within(cx, item))
+
+
+def _listed(node: _Comprehension) -> ast.ListComp:
+    """The list of the items."""
+    made: ast.ListComp | None = getattr(node, "weft_listed", None)
+    if made is None:
+        made = ast.copy_location(ast.ListComp(node.elt, node.generators), node)
+        node.weft_listed = made  # type: ignore[union-attr]
+    return made
 
 
 def lazily(cx: Lowering, node: ast.GeneratorExp) -> Items | None:
@@ -206,7 +230,25 @@ def lazily(cx: Lowering, node: ast.GeneratorExp) -> Items | None:
         cx.bind(generator.target, found.item(k), cx.span(generator.target))
         return cx.expression(made.elt)
 
-    return Items(found.count, item)
+    return Items(found.count, _within(cx, item))
+
+
+def _within(cx: Lowering, item: Callable[[Any], Operand]) -> Callable[[Any], Operand]:
+    """``item``, which may be asked for where a function is inlined, with the names of where it was
+    written. There it is a part of a statement."""
+    frame = cx.frame
+
+    def within(k: Any) -> Operand:
+        if cx.frame is frame:
+            return item(k)
+        inner, outer = cx.frame, frame.in_part
+        cx.frame, frame.in_part = frame, True
+        try:
+            return item(k)
+        finally:
+            cx.frame, frame.in_part = inner, outer
+
+    return within
 
 
 def _items(cx: Lowering, node: ast.expr) -> Items | None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import weft
+from weft.codegen.machine import host_cpu
 from weft.schedule.language import Vectorize, only, parse
 
 SIZES = ((3, 1), (2, 5), (40, 16), (9, 70), (17, 131), (0, 7))
@@ -88,7 +89,10 @@ def test_lanes_that_store_apart(dtype: torch.dtype) -> None:
     assert torch.equal(out, wanted)
 
 
-@weft.kernel(schedule={"cpu": "unroll_jam(i, 2); vectorize(j, 8, 8)"})
+LANES = max(2, host_cpu().vector_bytes // 8)
+
+
+@weft.kernel(schedule={"cpu": f"unroll_jam(i, 2); vectorize(j, {LANES}, {LANES})"})
 def windows(x: torch.Tensor, r: int) -> torch.Tensor:
     H, W = x.shape
     out = torch.empty_like(x)

@@ -10,6 +10,7 @@ import torch
 
 import weft
 from tests.fuzz.check import function as made
+from weft.codegen.machine import host_cpu
 from weft.ir.core import Function, walk
 from weft.ir.interp import run
 from weft.ir.parse import parse_function
@@ -202,4 +203,6 @@ def check(seed: int) -> bool:
 @pytest.mark.parametrize("part", range(4))
 def test_random_programs_are_what_their_python_is(part: int) -> None:
     staged = [check(100 * part + k) for k in range(6)]
-    assert any(staged)
+    assert any(staged) == (
+        host_cpu().vector_bytes >= 64
+    )  # machines with narrower vectors keep loops

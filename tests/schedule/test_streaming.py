@@ -57,8 +57,9 @@ def test_stores_to_arguments_are_marked(device: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int16])
 def test_what_streams_is_what_is_stored(dtype: torch.dtype) -> None:
     """Whole vectors, parts of some, and those that begin anywhere."""
+    width = min(8, host_cpu().vector_bytes // dtype.itemsize)
     kernels = [
-        by("vectorize(j, 8, 16); streaming_stores((c))"),
+        by(f"vectorize(j, {width}, {2 * width}); streaming_stores((c))"),
         by("unroll_jam(i, 2); vectorize(j, 4, 4, reverse=True); streaming_stores((c))"),
     ]
     for n, m in ((0, 3), (1, 1), (3, 17), (2, 127), (5, 64)):

@@ -199,6 +199,19 @@ def best(items, key):
     return max(items, key=key)
 
 
+def total(items):
+    s = 0.0
+    for v in items:
+        s += v
+    return s
+
+
+def fold(items, f, s):
+    for v in items:
+        s = f(s, v)
+    return s
+
+
 EXTREMES = [
     "max((x[v] * w, v) for v in range(3))[1]",
     "min(((x[v] - w) ** 2, v) for v in range(n))[1]",
@@ -214,6 +227,10 @@ EXTREMES = [
     "max(((x[v], w), v) for v in range(n))[0][0]",
     "first_two((x[v] * w for v in range(n)), w)",
     "best([x[v] for v in range(n)], lambda t: -t * w)",
+    "fold((x[v] * s for v in range(n)), lambda a, b: a * s + b, w) + s",
+    "total(total(x[u] * x[v] * w for u in range(v)) for v in range(n))",
+    "max((total(x[u] * w for u in range(v)), v) for v in range(n))[1]",
+    "total(q.inc(v) for v in range(n)) + q.p", "first_two((q.inc(v) for v in range(n)), w) + q.p",
     "sorted(((x[v] * w, v) for v in range(n)), key=lambda t: -t[0])[1][1]",
     # What their items change happens once for each, as in Python.
     "max((q.inc(v), v) for v in range(n))[0] + q.p",
@@ -228,10 +245,11 @@ EXTREMES = [
 def test_the_greatest_of_a_generator_of_tuples_or_by_a_key(expression: str) -> None:
     plain = function(
         "def kernel(x, out):\n    n = x.shape[0]\n    for i in range(n):\n"
-        "        w = x[i] + 0.5\n        q = Own(w)\n"
+        "        w = x[i] + 0.5\n        q = Own(w)\n        s = 2.0\n"
         f"        s = {expression}\n        out[i] = s\n"
     )
-    plain.__globals__.update(Own=Own, put=put, first_two=first_two, best=best)
+    plain.__globals__.update(Own=Own, put=put, first_two=first_two, best=best, total=total,
+                             fold=fold)  # fmt: skip
     x = torch.tensor([0.3, 2.0, -1.1, 0.7, 1.9])
     found, expected = torch.zeros(5), torch.zeros(5)
     plain(x, expected)

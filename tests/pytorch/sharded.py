@@ -460,6 +460,7 @@ def main() -> None:
     given = [*os.environ.get("RANKS", "").split(), *sys.argv[1:]]
     ranks, device = int(given[0]), (given[1:] or ["cpu"])[0]
     if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a backward asks for GPUs, and is forked then
         compile_all()
     context = multiprocessing.get_context("fork")
     queue = context.Queue()

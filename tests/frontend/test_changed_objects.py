@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import weft as ti
+from tests.fuzz.check import function
 
 
 @dataclass
@@ -239,17 +240,77 @@ def template_in_a_condition(x: torch.Tensor) -> None:
         x[i] = (counted(s) if x[i] > 0 else 1) + s
 
 
-_PART = "where only part of a statement may run"
 REFUSED = {
-    in_a_condition: _PART,
-    in_a_test: _PART,
-    in_a_generator_that_may_not_run: _PART,
     read_before_a_generator: "`next` changes an object that this statement has read before",
-    template_in_a_condition: _PART,
     in_a_loop: "what is changed by the name `q` may be `p`, too",
     from_outside: "`self` is what the function was called with",
     to_a_func: "`p` is what the function was called with",
 }
+
+
+IN_PARTS = in_a_condition, in_a_test, in_a_generator_that_may_not_run
+
+
+@pytest.mark.parametrize("plain", IN_PARTS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("first", [0.0, 1.0])
+def test_what_parts_that_need_not_run_change(plain: Callable[..., None], first: float) -> None:
+    found, expected = torch.full((1,), first), torch.full((1,), first)
+    plain(expected)
+    ti.kernel(plain)(found)
+    assert torch.equal(found, expected)
+
+
+def test_a_template_that_a_part_changes() -> None:
+    x = torch.tensor([1.0])
+    ti.kernel(template_in_a_condition)(x)
+    assert x.item() == 2.0  # `s`, which is 1 by then, and 1
+
+
+class Own:
+    def __init__(self, p):
+        self.p = p
+
+    def inc(self, v):
+        self.p = self.p * 0.5 + v
+        return self.p
+
+
+PARTS = [
+    "v = 0.5 if w > 1 else (q.inc(1.0) if w > 0 else q.inc(2.0)); out[i] = v + q.p",
+    "v = w > 1 and q.inc(1.0) > 2; out[i] = q.p + (1.0 if v else 0.0)",
+    "if w > 1 and q.inc(1.0) > 2 or q.inc(3.0) > 4: out[i] = q.p + 100",
+    "v = q.inc(w) and q.inc(2.0) or w; out[i] = v + q.p",
+    "while c < 5 and q.inc(1.0) < 2.5: c += 1\n        out[i] = c + q.p",
+    "while q.inc(1.0) < 1.9 and c < 5: c += 1\n        out[i] = c + q.p",
+    "while c < 9 and q.inc(1.0) > -5:\n            c += 1\n            if c == 2: continue\n"
+    "            q.p -= 1.5\n            if q.p < -1: break\n        else:\n"
+    "            c += 100\n        out[i] = c + q.p",
+    "while c < 3:\n            c += 1\n            while q.inc(c) < 1.9 and c < 5: c += 1\n"
+    "            q.p -= 3.0\n        out[i] = c + q.p",
+    "s = sum((q.inc(v) if v > 1 else 0.0) for v in range(4)); out[i] = s + q.p",
+    "b = w > 1.0 and any(q.inc(v) > 1.0 for v in range(3)); out[i] = q.p + (1.0 if b else 0.0)",
+    "while c < 3 and any(q.inc(v) > 2.0 for v in range(3)):\n            c += 1; q.p = q.p - 3.0\n"
+    "        out[i] = c + q.p",
+    "v = 0.0 < q.inc(0.5) < 2.0 < q.inc(1.0); out[i] = q.p + (1.0 if v else 0.0)",
+    "assert w < -5 or q.inc(1.0) > -50; out[i] = q.p",
+    "f = lambda t: q.inc(t) if t > 0 else 0.0; out[i] = f(w) + q.p",
+    "out[i] += (q.inc(1.0) if w > 1 else q.inc(2.0)) * q.p",
+    "k = 1 if w > 1 and (t := q.inc(1.0)) > 1.2 else 2; out[i] = k + q.p",
+]
+
+
+@pytest.mark.parametrize("text", PARTS)
+def test_a_call_in_a_part_changes_an_object_where_python_calls_it(text: str) -> None:
+    plain = function(
+        "def kernel(x, out):\n    for i in range(x.shape[0]):\n        w = x[i] + 0.5\n"
+        f"        q = Own(w)\n        c = 0\n        {text}\n"
+    )
+    plain.__globals__["Own"] = Own
+    x = torch.tensor([0.3, 2.0, -1.1, 0.7, 1.9], dtype=torch.float64)
+    found, expected = torch.zeros_like(x), torch.zeros_like(x)
+    plain(x, expected)
+    ti.kernel(plain)(x, found)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("plain", REFUSED, ids=lambda f: f.__name__)

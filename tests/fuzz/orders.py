@@ -109,9 +109,10 @@ class Draw(Text):
                 if self.random.random() < 0.4:
                     best, test = self.pick("max", "min"), self.pick("", "", " if w < s")
                     key, k = self.pick("-w", "abs(w - 1)", "more(w)"), self.pick("0", "1")
+                    some = self.pick("", " if w < 2")
                     return self.pick(
                         f"{best}(({each}, w) for w in {over})[{k}]",
-                        f"{best}((w - s, {each}) for w in range(3){test or ' if w < 2'})[{k}]",
+                        f"{best}((w - s, {each}) for w in range(3){some})[{k}]",
                         f"{best}(({each} for w in {over}), key=lambda w: {key})",
                         f"sorted(({each}, w) for w in {over})[0][{k}]",
                         f"{best}(({each} for w in {over}{test}), key=lambda w: {key}, default=s)",
@@ -157,8 +158,19 @@ class Draw(Text):
             self.emit(indent, f"s = {self.element()} = {self.value()}")
         elif kind < 0.8:
             self.emit(indent, f"b += [{self.value(1)}, {self.value(1)}]")
-        elif depth and kind < 0.9:
+        elif depth and kind < 0.87:
             self.emit(indent, f"if {self.condition(1)}:")
+            self.statement(indent + 1, depth - 1)
+        elif depth and kind < 0.92:
+            more, each = self.condition(1), self.pick("q.inc(s)", "more(s)", self.value(1))
+            self.emit(indent, "turn = 0")
+            test = self.pick(f"turn < 3 and {more}", f"{each} < 2.0 and turn < 2",
+                             f"turn < 2 and (turn == 0 or {more})")  # fmt: skip
+            self.emit(indent, f"while {test}:")
+            self.emit(indent + 1, "turn += 1")
+            if self.random.random() < 0.4:
+                self.emit(indent + 1, f"if {self.condition(1)}:")
+                self.emit(indent + 2, self.pick("continue", "break"))
             self.statement(indent + 1, depth - 1)
         elif depth:
             over = self.pick(f"({self.value(1)}, {self.value(1)})", "list(b)", "sorted(b)",

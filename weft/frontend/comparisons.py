@@ -9,6 +9,7 @@ from typing import Any
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import (
     aggregates,
+    as_statements,
     casts,
     collections,
     complexes,
@@ -52,6 +53,13 @@ def compare(cx: Lowering, node: ast.Compare) -> Operand:
         raise KernelTypeError("a chain of comparisons of rows", span,
                               help="write (a < x) & (x < b)")  # fmt: skip
     return _chain(cx, node, 0, left)
+
+
+def chain(cx: Lowering, node: ast.Compare) -> Operand:
+    if len(node.ops) == 1:
+        return compare(cx, node)
+    made = as_statements.chain(node)
+    return as_statements.unless_changed(cx, node, lambda: compare(cx, node), made)
 
 
 def _chain(cx: Lowering, node: ast.Compare, first: int, left: Operand) -> Operand:
@@ -268,4 +276,4 @@ def _static_compare(symbol: str, a: Any, b: Any, span: Span) -> Any:
         raise KernelTypeError(str(error), span, help="compare numbers") from None
 
 
-EXPRESSIONS[ast.Compare] = compare
+EXPRESSIONS[ast.Compare] = chain

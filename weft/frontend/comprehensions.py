@@ -8,15 +8,21 @@ become the statements that they stand for. Names that a comprehension assigns ar
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from weft.errors import KernelSyntaxError, Span
 from weft.frontend import casts, expressions, list_methods, objects, sequences
+from weft.frontend.as_statements import (
+    ChangedInPartError,
+    Other,
+    carried_out,
+    carry_out,
+    get,
+    put,
+    tried,
+)
 from weft.frontend.context import EXPRESSIONS, Lowering
-from weft.frontend.desugar import desugar_body, placed
-from weft.frontend.inline import ChangedInPartError, is_part
 from weft.frontend.kinds import Items, Operand, Row, Scalar, Static, Tup, describe
 from weft.frontend.names import bound_names
 from weft.frontend.scope import assigning
@@ -113,59 +119,37 @@ def of_generator(cx: Lowering, name: str | None, node: ast.Call) -> Operand | No
         plain and len(made.generators) == 1 and not made.generators[0].ifs
         and not _names_something(made.elt)  # a row does not know what its loops carry on
     ):  # fmt: skip
-        with _tried(cx):
+        with tried(cx):
             try:
                 row = _as_row(cx, made, span)
                 if row is None:
-                    raise _Other
+                    raise Other
                 if name != "sum" and _acts(cx, lambda k: row.at([k]), made.elt):  # an item twice
-                    raise _Other
+                    raise Other
                 if name == "sum":
                     first = cx.expression(start[0]) if start else Static(0)
                     return sequences.total(cx, row, first, span)
                 return sequences.extreme(cx, row, "<" if name == "min" else ">", span)
             except ChangedInPartError:  # which statements may
-                raise _Other from None
+                raise Other from None
     return _in_statements(cx, name, made, start, node)
 
 
 def _extreme_tuple(cx: Lowering, node: _Comprehension, name: str, span: Span) -> Operand:
     """The greatest or least of the tuples of a generator."""
-    with _tried(cx):
+    with tried(cx):
         try:
             items = _tuples(cx, node)
             if isinstance(items, Items) and _acts(cx, items.item, node.elt):  # the first is twice
-                raise _Other
+                raise Other
             return list_methods.extreme_of(cx, items, Static(None), name, span)
         except ChangedInPartError:
-            raise _Other from None
+            raise Other from None
     return list_methods.extreme_of(cx, cx.expression(_listed(node)), Static(None), name, span)
 
 
 def _names_something(item: ast.expr) -> bool:
     return any(isinstance(n, ast.NamedExpr) for n in assigning(item))
-
-
-class _Other(Exception):
-    """What has been lowered is to be lowered otherwise."""
-
-
-@contextmanager
-def _tried(cx: Lowering) -> Generator[None]:
-    """Takes back what is lowered in a ``with`` that ``_Other`` leaves: it would be done twice."""
-    block, env = cx.builder.block, dict(cx.frame.env)
-    pending, begin = list(cx.pending), cx.begin
-    where, statement = cx.where, cx.statement
-    operations, uses = len(block.ops), len(cx.row_uses)
-    try:
-        yield
-    except _Other:
-        cx.builder.block = block
-        del block.ops[operations:], cx.row_uses[uses:]
-        cx.pending, cx.begin = pending, begin
-        cx.where, cx.statement = where, statement
-        cx.frame.env.clear()
-        cx.frame.env.update(env)
 
 
 def _acts(cx: Lowering, at: Callable[[Scalar], Operand], item: ast.expr) -> bool:
@@ -267,27 +251,27 @@ def _in_statements(
     found, some, item = (f"{word} {mark}" for word in ("found", "some", "item"))
     test = {"any": node.elt, "all": ast.UnaryOp(ast.Not(), node.elt)}.get(name)
     # What ends the loops early, where it holds.
-    done = {"any": _get(found), "all": ast.UnaryOp(ast.Not(), _get(found)), "next": _get(some)}
+    done = {"any": get(found), "all": ast.UnaryOp(ast.Not(), get(found)), "next": get(some)}
     over = done.get(name)
     if test is not None:
-        leave: list[ast.stmt] = [_set(found, ast.Constant(name == "any")), ast.Break()]
+        leave: list[ast.stmt] = [put(found, ast.Constant(name == "any")), ast.Break()]
         body: list[ast.stmt] = [ast.If(test, leave, [])]
-        begin: list[ast.stmt] = [_set(found, ast.Constant(name == "all"))]
+        begin: list[ast.stmt] = [put(found, ast.Constant(name == "all"))]
     elif name == "next":
-        body = [_set(found, node.elt), _set(some, ast.Constant(True)), ast.Break()]
+        body = [put(found, node.elt), put(some, ast.Constant(True)), ast.Break()]
         first = start[0] if start else ast.Constant(0)
-        begin = [_set(some, ast.Constant(False)), _set(found, first)]
+        begin = [put(some, ast.Constant(False)), put(found, first)]
     elif name == "sum":
-        body = [_set(found, ast.BinOp(_get(found), ast.Add(), node.elt))]
-        begin = [_set(found, start[0] if start else ast.Constant(0))]
+        body = [put(found, ast.BinOp(get(found), ast.Add(), node.elt))]
+        begin = [put(found, start[0] if start else ast.Constant(0))]
     else:
-        beyond = ast.Compare(_get(item), [ast.Lt() if name == "min" else ast.Gt()], [_get(found)])
-        new = ast.BoolOp(ast.Or(), [ast.UnaryOp(ast.Not(), _get(some)), beyond])
+        beyond = ast.Compare(get(item), [ast.Lt() if name == "min" else ast.Gt()], [get(found)])
+        new = ast.BoolOp(ast.Or(), [ast.UnaryOp(ast.Not(), get(some)), beyond])
         body = [
-            _set(item, node.elt), ast.If(new, [_set(found, _get(item))], []),
-            _set(some, ast.Constant(True)),
+            put(item, node.elt), ast.If(new, [put(found, get(item))], []),
+            put(some, ast.Constant(True)),
         ]  # fmt: skip
-        begin = [_set(some, ast.Constant(False)), _set(found, ast.Constant(0))]
+        begin = [put(some, ast.Constant(False)), put(found, ast.Constant(0))]
     for generator in reversed(node.generators):
         for condition in reversed(generator.ifs):
             body = [ast.If(condition, body, [])]
@@ -297,20 +281,20 @@ def _in_statements(
             body.append(ast.If(over, [ast.Break()], []))
     statements = [*begin, body[0]]
     if name in ("min", "max") and start:
-        none = ast.UnaryOp(ast.Not(), _get(some))
-        statements.append(ast.If(none, [_set(found, start[0])], []))
+        none = ast.UnaryOp(ast.Not(), get(some))
+        statements.append(ast.If(none, [put(found, start[0])], []))
     elif name in ("min", "max", "next") and not start:
-        statements.append(ast.Assert(_get(some), ast.Constant(f"`{name}` of no items")))
-    return _carried_out(cx, statements, (found, some, item), at)
+        statements.append(ast.Assert(get(some), ast.Constant(f"`{name}` of no items")))
+    return carried_out(cx, statements, (found, some, item), at)
 
 
 def known_items(cx: Lowering, node: ast.expr) -> list[Operand] | None:
     """The items of ``node``; None where their number is known at run time only, and nothing has
     been lowered."""
-    with _tried(cx):
+    with tried(cx):
         items = casts.static_items(sequences.of_elements(cx, cx.expression(node)))
         if items is None:
-            raise _Other
+            raise Other
         return items
     return None
 
@@ -322,63 +306,29 @@ def folded(
     """``functools.reduce(function, over, *start)``, as the loop that it stands for."""
     mark = f"{at.lineno}:{at.col_offset}"
     found, some, item = (f"{word} {mark}" for word in ("found", "some", "item"))
-    given = _get(found), _get(item)
+    given = get(found), get(item)
     made = (
         ast.BinOp(given[0], function, given[1])
         if isinstance(function, ast.operator)
         else ast.Call(function, [*given], [])
     )
-    more = _set(found, made)
-    begin = [_set(found, start[0] if start else ast.Constant(0))]
+    more = put(found, made)
+    begin = [put(found, start[0] if start else ast.Constant(0))]
     body, end = [more], list[ast.stmt]()
     if not start:
-        begin.append(_set(some, ast.Constant(False)))
+        begin.append(put(some, ast.Constant(False)))
         body = [
-            ast.If(_get(some), [more], [_set(found, _get(item))]),
-            _set(some, ast.Constant(True)),
+            ast.If(get(some), [more], [put(found, get(item))]),
+            put(some, ast.Constant(True)),
         ]
-        end = [ast.Assert(_get(some), ast.Constant("`functools.reduce` of no items"))]
+        end = [ast.Assert(get(some), ast.Constant("`functools.reduce` of no items"))]
     loop = ast.For(ast.Name(item, ast.Store()), going_over(over), body, [])
-    return _carried_out(cx, [*begin, loop, *end], (found, some, item), at)
-
-
-def _carried_out(
-    cx: Lowering, statements: list[ast.stmt], names: Sequence[str], at: ast.Call
-) -> Operand:
-    """The first of ``names``, which are those of ``statements`` alone, after these."""
-    known: list[ast.stmt] | None = getattr(at, "weft_statements", None)
-    if known is None:
-        known = desugar_body([placed(s, at) for s in statements], f"{at.lineno}:{at.col_offset}")
-        at.weft_statements = known  # type: ignore[attr-defined]
-    for name in names:
-        cx.frame.counts[name] = 2
-        cx.frame.env.pop(name, None)
-    _carry_out(cx, known)
-    return cx.frame.lookup(names[0], cx.span(at), cx.guards)
-
-
-def _carry_out(cx: Lowering, statements: list[ast.stmt]) -> None:
-    """Those that an expression stands for."""
-    frame = cx.frame
-    outer = frame.in_part, frame.read
-    frame.in_part, frame.read = is_part(cx), [*frame.read, *cx.pending[: cx.begin]]
-    try:
-        cx.block(statements)
-    finally:
-        frame.in_part, frame.read = outer
-
-
-def _get(name: str) -> ast.expr:
-    return ast.Name(name, ast.Load())
-
-
-def _set(name: str, value: ast.expr) -> ast.stmt:
-    return ast.Assign([ast.Name(name, ast.Store())], value)
+    return carried_out(cx, [*begin, loop, *end], (found, some, item), at)
 
 
 def written_out(cx: Lowering, node: _Comprehension) -> list[Operand] | None:
     """The items of a comprehension over what is known at compile time; None of another one."""
-    with _tried(cx):
+    with tried(cx):
         return _written_out(cx, node)
     return None
 
@@ -396,21 +346,17 @@ def _in_loops(cx: Lowering, node: _Comprehension) -> Operand:
     found = f"made {node.lineno}:{node.col_offset}"
     most = ROOM
     if len(made.generators) == 1:
-        with _tried(cx):
+        with tried(cx):
             most = list_methods.room(cx.expression(made.generators[0].iter))
-            raise _Other
+            raise Other
     cx.frame.env[found] = list_methods.new(cx, most, span)
-    append = ast.Attribute(_get(found), "append", ast.Load())
+    append = ast.Attribute(get(found), "append", ast.Load())
     body: list[ast.stmt] = [ast.Expr(ast.Call(append, [made.elt], []))]
     for generator in reversed(made.generators):
         for condition in reversed(generator.ifs):
             body = [ast.If(condition, body, [])]
         body = [ast.For(generator.target, going_over(generator.iter), body, [])]
-    known: list[ast.stmt] | None = getattr(node, "weft_statements", None)
-    if known is None:
-        known = desugar_body([placed(s, node) for s in body], f"{node.lineno}:{node.col_offset}")
-        node.weft_statements = known  # type: ignore[union-attr]
-    _carry_out(cx, known)
+    carry_out(cx, body, node)
     return cx.frame.env[found]
 
 
@@ -432,7 +378,7 @@ def _written_out(cx: Lowering, node: _Comprehension) -> list[Operand]:
             cx.bind(generator.target, item, cx.span(generator.target))
             tests = [expressions.test(cx, condition) for condition in generator.ifs]
             if not all(isinstance(t, Static) for t in tests):
-                raise _Other
+                raise Other
             if all(t.value for t in tests):
                 level(k + 1)
 
@@ -457,7 +403,7 @@ def _fixed(cx: Lowering, node: ast.expr, at: _Comprehension) -> list[Operand]:
         raise KernelSyntaxError(f"a comprehension over {describe(over)}", cx.span(node),
                                 help="go over a range, a tuple or a row")  # fmt: skip
     if not isinstance(found.count, Static):
-        raise _Other
+        raise Other
     return [found.item(Static(k)) for k in range(found.count.value)]
 
 

@@ -11,6 +11,7 @@ import torch
 from weft.errors import KernelIndexError, KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import (
     aggregates,
+    as_statements,
     casts,
     choices,
     complexes,
@@ -442,6 +443,13 @@ def _truth(cx: Lowering, x: Operand, span: Span) -> Operand:
 
 def _boolean(cx: Lowering, node: ast.BoolOp) -> Static | Scalar:
     """``and`` / ``or`` as a condition; the right side is evaluated only where Python would."""
+    made = as_statements.condition(node)
+    found = as_statements.unless_changed(cx, node, lambda: _both(cx, node), made)
+    assert isinstance(found, (Scalar, Static))
+    return found
+
+
+def _both(cx: Lowering, node: ast.BoolOp) -> Static | Scalar:
     span, conjunction = cx.span(node), isinstance(node.op, ast.And)
     result = test(cx, node.values[0])
     for value in node.values[1:]:
@@ -476,13 +484,18 @@ def _boolean(cx: Lowering, node: ast.BoolOp) -> Static | Scalar:
 
 def _boolop(cx: Lowering, node: ast.BoolOp) -> Operand:
     """``a and b`` as a value: Python gives one of the operands."""
-    span, conjunction = cx.span(node), isinstance(node.op, ast.And)
     if all(
         isinstance(v, (ast.Compare, ast.BoolOp))
         or (isinstance(v, ast.UnaryOp) and isinstance(v.op, ast.Not))
         for v in node.values
     ):
         return _boolean(cx, node)
+    made = as_statements.operand(node)
+    return as_statements.unless_changed(cx, node, lambda: _one_of(cx, node), made)
+
+
+def _one_of(cx: Lowering, node: ast.BoolOp) -> Operand:
+    span, conjunction = cx.span(node), isinstance(node.op, ast.And)
     left = cx.expression(node.values[0])
     for value in node.values[1:]:
         if isinstance(left, Static):
@@ -500,6 +513,11 @@ def _boolop(cx: Lowering, node: ast.BoolOp) -> Operand:
 
 
 def _conditional(cx: Lowering, node: ast.IfExp) -> Operand:
+    made = as_statements.chosen(node)
+    return as_statements.unless_changed(cx, node, lambda: _either(cx, node), made)
+
+
+def _either(cx: Lowering, node: ast.IfExp) -> Operand:
     span = cx.span(node)
     condition = test(cx, node.test)
     if isinstance(condition, Static):

@@ -14,6 +14,7 @@ from typing import Any
 from weft.errors import KernelSyntaxError, KernelTypeError, KernelValueError, Span
 from weft.frontend import casts, lists, loops, moves, objects, records
 from weft.frontend.accumulations import atomics
+from weft.frontend.as_statements import ChangedInPartError, is_part
 from weft.frontend.context import Lowering
 from weft.frontend.desugar import RETURN_VALUE, desugar_function, returns
 from weft.frontend.growing import grown
@@ -152,16 +153,6 @@ def _named(
             help="pass the object to the function that changes it",
         )  # fmt: skip
     return place
-
-
-class ChangedInPartError(KernelTypeError):
-    """A call changes something where only a part of a statement is lowered."""
-
-
-def is_part(cx: Lowering) -> bool:
-    """Whether what is lowered is a part of a statement that need not run, or runs several times; or
-    is in the statements that stand for one."""
-    return cx.frame.in_part or cx.builder.block is not cx.where
 
 
 def check_whole(cx: Lowering, function: str, targets: Sequence[ast.expr], span: Span) -> None:

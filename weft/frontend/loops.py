@@ -8,7 +8,17 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
-from weft.frontend import casts, draws, elements, expressions, growing, objects, records, sequences
+from weft.frontend import (
+    as_statements,
+    casts,
+    draws,
+    elements,
+    expressions,
+    growing,
+    objects,
+    records,
+    sequences,
+)
 from weft.frontend.context import STATEMENTS, TWO_KINDS, Again, Lowering
 from weft.frontend.desugar import RETURN_VALUE, unless
 from weft.frontend.hints import ITERATION
@@ -463,8 +473,21 @@ def _of_this_turn(cx: Lowering, a: Kind, b: Kind, name: str) -> Kind | None:
 
 
 def while_loop(cx: Lowering, node: ast.While) -> None:
-    with _certain(cx, node):
-        _while_loop(cx, node)
+    """Where a call in the condition changes an object, that is a statement of the loop."""
+    in_steps: list[ast.stmt] | None = getattr(node, "weft_in_steps", None)
+    if in_steps is None:
+        with as_statements.tried(cx):
+            try:
+                with _certain(cx, node):
+                    _while_loop(cx, node)
+                return
+            except as_statements.ChangedInPartError:
+                if not as_statements.calls(node.test):
+                    raise
+                raise as_statements.Other from None
+        in_steps = as_statements.loop_in_steps(node)
+        node.weft_in_steps = in_steps  # type: ignore[attr-defined]
+    cx.block(in_steps)
 
 
 def _while_loop(cx: Lowering, node: ast.While) -> None:

@@ -4,14 +4,19 @@ that need not run, in which a call changes an object."""
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar, cast
 
 from weft.errors import KernelTypeError
 from weft.frontend.context import Lowering
 from weft.frontend.desugar import desugar_body, placed
 from weft.frontend.kinds import Operand
-from weft.source import subtree
+from weft.source import children, subtree
+
+_Node = TypeVar("_Node", bound=ast.expr)
+_Result = TypeVar("_Result", bound=Operand)
 
 
 class ChangedInPartError(KernelTypeError):
@@ -82,23 +87,45 @@ def put(name: str, value: ast.expr) -> ast.stmt:
 
 # -- expressions some parts of which need not run
 
+# Evaluated without a branch in `a and b` and `a if c else b`: nothing in them can fault.
+_CHEAP = (ast.Name, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.IfExp, ast.Attribute)
+_CHEAP_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXor)
+
+
+def cheap(node: ast.expr) -> bool:
+    """Whether ``node`` may be evaluated although Python would not: cheap, and it cannot fault."""
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, _CHEAP_OPERATORS) and cheap(node.left) and cheap(node.right)
+    if not isinstance(node, _CHEAP):
+        return False
+    return all(cheap(c) for c in children(node) if isinstance(c, ast.expr))
+
 
 def unless_changed(
-    cx: Lowering, node: ast.expr, usual: Callable[[], Operand],
-    statements: Callable[[str], list[ast.stmt]],
-) -> Operand:  # fmt: skip
-    """What ``usual`` gives; where a call changes an object in a part of ``node`` that need not run,
-    what the ``statements`` make of a name."""
-    if is_part(cx) or not calls(node):
-        return usual()
-    if not hasattr(node, "weft_statements"):
-        with tried(cx):
-            try:
-                return usual()
-            except ChangedInPartError:
-                raise Other from None
-    name = f"chosen {mark(node)}"
-    return carried_out(cx, statements(name), (name,), node)
+    statements: Callable[[_Node, str], list[ast.stmt]],
+) -> Callable[[Callable[[Lowering, _Node], _Result]], Callable[[Lowering, _Node], _Result]]:
+    """Where a call changes an object in a part of an expression that need not run, it is what the
+    ``statements`` make of a name."""
+
+    def decorated(
+        usual: Callable[[Lowering, _Node], _Result],
+    ) -> Callable[[Lowering, _Node], _Result]:
+        @functools.wraps(usual)
+        def lowered(cx: Lowering, node: _Node) -> _Result:
+            if is_part(cx) or not calls(node):
+                return usual(cx, node)
+            if not hasattr(node, "weft_statements"):
+                with tried(cx):
+                    try:
+                        return usual(cx, node)
+                    except ChangedInPartError:
+                        raise Other from None
+            name = f"chosen {mark(node)}"
+            return cast(_Result, carried_out(cx, statements(node, name), (name,), node))
+
+        return lowered
+
+    return decorated
 
 
 def calls(node: ast.expr) -> bool:
@@ -115,51 +142,39 @@ def mark(node: ast.expr | ast.stmt) -> str:
     return f"{node.lineno}:{node.col_offset}:{node.end_lineno}:{node.end_col_offset}"
 
 
-def chosen(node: ast.IfExp) -> Callable[[str], list[ast.stmt]]:
+def chosen(node: ast.IfExp, name: str) -> list[ast.stmt]:
     """``name = a if c else b``."""
-    return lambda name: [ast.If(node.test, [put(name, node.body)], [put(name, node.orelse)])]
+    return [ast.If(node.test, [put(name, node.body)], [put(name, node.orelse)])]
 
 
-def condition(node: ast.BoolOp) -> Callable[[str], list[ast.stmt]]:
+def condition(node: ast.BoolOp, name: str) -> list[ast.stmt]:
     """``name = bool(a and b)``."""
     conjunction = isinstance(node.op, ast.And)
-
-    def statements(name: str) -> list[ast.stmt]:
-        body: list[ast.stmt] = [put(name, ast.Constant(conjunction))]
-        for value in reversed(node.values):
-            body = [ast.If(value if conjunction else ast.UnaryOp(ast.Not(), value), body, [])]
-        return [put(name, ast.Constant(not conjunction)), *body]
-
-    return statements
+    body: list[ast.stmt] = [put(name, ast.Constant(conjunction))]
+    for value in reversed(node.values):
+        body = [ast.If(value if conjunction else ast.UnaryOp(ast.Not(), value), body, [])]
+    return [put(name, ast.Constant(not conjunction)), *body]
 
 
-def operand(node: ast.BoolOp) -> Callable[[str], list[ast.stmt]]:
+def operand(node: ast.BoolOp, name: str) -> list[ast.stmt]:
     """``name = a and b``: one of the two."""
-
-    def statements(name: str) -> list[ast.stmt]:
-        first, *others = node.values
-        body: list[ast.stmt] = []
-        for value in reversed(others):
-            test = get(name) if isinstance(node.op, ast.And) else ast.UnaryOp(ast.Not(), get(name))
-            body = [ast.If(test, [put(name, value), *body], [])]
-        return [put(name, first), *body]
-
-    return statements
+    first, *others = node.values
+    body: list[ast.stmt] = []
+    for value in reversed(others):
+        test = get(name) if isinstance(node.op, ast.And) else ast.UnaryOp(ast.Not(), get(name))
+        body = [ast.If(test, [put(name, value), *body], [])]
+    return [put(name, first), *body]
 
 
-def chain(node: ast.Compare) -> Callable[[str], list[ast.stmt]]:
+def chain(node: ast.Compare, name: str) -> list[ast.stmt]:
     """``name = a < b < c``."""
-
-    def statements(name: str) -> list[ast.stmt]:
-        names = [f"{name} {k}" for k in range(len(node.ops) + 1)]
-        first, *others = map(put, names, [node.left, *node.comparators])
-        body: list[ast.stmt] = [put(name, ast.Constant(True))]
-        for k in reversed(range(len(others))):
-            test = ast.Compare(get(names[k]), [node.ops[k]], [get(names[k + 1])])
-            body = [others[k], ast.If(test, body, [])]
-        return [put(name, ast.Constant(False)), first, *body]
-
-    return statements
+    names = [f"{name} {k}" for k in range(len(node.ops) + 1)]
+    first, *others = map(put, names, [node.left, *node.comparators])
+    body: list[ast.stmt] = [put(name, ast.Constant(True))]
+    for k in reversed(range(len(others))):
+        test = ast.Compare(get(names[k]), [node.ops[k]], [get(names[k + 1])])
+        body = [others[k], ast.If(test, body, [])]
+    return [put(name, ast.Constant(False)), first, *body]
 
 
 def loop_in_steps(node: ast.While) -> list[ast.stmt]:

@@ -55,11 +55,11 @@ def compare(cx: Lowering, node: ast.Compare) -> Operand:
     return _chain(cx, node, 0, left)
 
 
+_several = as_statements.unless_changed(as_statements.chain)(compare)
+
+
 def chain(cx: Lowering, node: ast.Compare) -> Operand:
-    if len(node.ops) == 1:
-        return compare(cx, node)
-    made = as_statements.chain(node)
-    return as_statements.unless_changed(cx, node, lambda: compare(cx, node), made)
+    return _several(cx, node) if node.ops[1:] else compare(cx, node)
 
 
 def _chain(cx: Lowering, node: ast.Compare, first: int, left: Operand) -> Operand:

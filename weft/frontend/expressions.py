@@ -56,16 +56,12 @@ from weft.frontend.specs import vector_entries
 from weft.ir.core import Block, Op, Value
 from weft.lang import absent, names
 from weft.lang.elements import Elementwise
-from weft.source import children
 
 BINARY: dict[type, str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%",
     ast.Pow: "**", ast.LShift: "<<", ast.RShift: ">>", ast.BitAnd: "&", ast.BitOr: "|",
     ast.BitXor: "^", ast.MatMult: "@",
 }  # fmt: skip
-# Evaluated without a branch in `a and b` and `a if c else b`: nothing in them can fault.
-_CHEAP = (ast.Name, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.IfExp, ast.Attribute)
-_CHEAP_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXor)
 
 
 def binary(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Operand:
@@ -399,15 +395,6 @@ def _signed(cx: Lowering, op: ast.unaryop, x: Operand, span: Span) -> Operand:
     return cx.scalars.invert(x, span) if isinstance(op, ast.Invert) else x
 
 
-def cheap(node: ast.expr) -> bool:
-    """Whether ``node`` may be evaluated although Python would not: cheap, and it cannot fault."""
-    if isinstance(node, ast.BinOp):
-        return isinstance(node.op, _CHEAP_OPERATORS) and cheap(node.left) and cheap(node.right)
-    if not isinstance(node, _CHEAP):
-        return False
-    return all(cheap(c) for c in children(node) if isinstance(c, ast.expr))
-
-
 def test(cx: Lowering, node: ast.expr) -> Static | Scalar:
     """``node`` as a condition: a compile-time value, or an i1."""
     span = cx.span(node)
@@ -441,15 +428,9 @@ def _truth(cx: Lowering, x: Operand, span: Span) -> Operand:
     return x
 
 
+@as_statements.unless_changed(as_statements.condition)
 def _boolean(cx: Lowering, node: ast.BoolOp) -> Static | Scalar:
     """``and`` / ``or`` as a condition; the right side is evaluated only where Python would."""
-    made = as_statements.condition(node)
-    found = as_statements.unless_changed(cx, node, lambda: _both(cx, node), made)
-    assert isinstance(found, (Scalar, Static))
-    return found
-
-
-def _both(cx: Lowering, node: ast.BoolOp) -> Static | Scalar:
     span, conjunction = cx.span(node), isinstance(node.op, ast.And)
     result = test(cx, node.values[0])
     for value in node.values[1:]:
@@ -459,7 +440,7 @@ def _both(cx: Lowering, node: ast.BoolOp) -> Static | Scalar:
             result = test(cx, value)
             continue
         left = result
-        if cheap(value):
+        if as_statements.cheap(value):
             right = test(cx, value)
             if isinstance(right, Static):
                 result = left if bool(right.value) == conjunction else right
@@ -490,10 +471,10 @@ def _boolop(cx: Lowering, node: ast.BoolOp) -> Operand:
         for v in node.values
     ):
         return _boolean(cx, node)
-    made = as_statements.operand(node)
-    return as_statements.unless_changed(cx, node, lambda: _one_of(cx, node), made)
+    return _one_of(cx, node)
 
 
+@as_statements.unless_changed(as_statements.operand)
 def _one_of(cx: Lowering, node: ast.BoolOp) -> Operand:
     span, conjunction = cx.span(node), isinstance(node.op, ast.And)
     left = cx.expression(node.values[0])
@@ -512,17 +493,13 @@ def _one_of(cx: Lowering, node: ast.BoolOp) -> Operand:
     return left
 
 
+@as_statements.unless_changed(as_statements.chosen)
 def _conditional(cx: Lowering, node: ast.IfExp) -> Operand:
-    made = as_statements.chosen(node)
-    return as_statements.unless_changed(cx, node, lambda: _either(cx, node), made)
-
-
-def _either(cx: Lowering, node: ast.IfExp) -> Operand:
     span = cx.span(node)
     condition = test(cx, node.test)
     if isinstance(condition, Static):
         return cx.expression(node.body if condition.value else node.orelse)
-    if cheap(node.body) and cheap(node.orelse):
+    if as_statements.cheap(node.body) and as_statements.cheap(node.orelse):
         a, b = cx.expression(node.body), cx.expression(node.orelse)
         if dtype_of(a) and dtype_of(b):
             return cx.scalars.select(condition.value, a, b, span)

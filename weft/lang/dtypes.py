@@ -185,9 +185,7 @@ def _augmented(name: str) -> Callable[[Scalar, Any], Any]:
     return update
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-    setattr(Scalar, f"__i{_name}__", _augmented(_name))
-for _name in ("and_", "or_", "xor", "lshift", "rshift"):
+for _name in "add sub mul truediv floordiv mod pow and_ or_ xor lshift rshift".split():
     setattr(Scalar, f"__i{_name.rstrip('_')}__", _augmented(_name))
 
 

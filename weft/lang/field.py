@@ -161,12 +161,10 @@ class Array(torch.Tensor):
             memo[id(self)] = new
         return memo[id(self)]
 
-    def update(
-        self, position: tuple[int, ...], function: Callable[[Any], Any], kind: str
-    ) -> Scalar:
+    def update(self, position: Sequence[int], function: Callable[[Any], Any], kind: str) -> Scalar:
         """Replaces one element by ``function`` of it, as one step. Gives the element before."""
-        before = self._get(position)
-        self._set(position, function(before))
+        before = self._get((*position,))
+        self._set((*position,), function(before))
         before.home = None
         return before
 
@@ -203,9 +201,8 @@ class Placed:
     def taken_off(self, parts: tuple[Any, ...], shape: Sequence[int]) -> tuple[Any, ...]:
         """Subscripts counted from 0. Raises ``KernelTypeError`` for slices, and ``IndexError``."""
         if not all(map(is_number, parts)):
-            raise KernelTypeError(
-                "a slice of a field with an offset", help="slice x.to_torch(), from 0 on"
-            )
+            raise KernelTypeError("a slice of a field with an offset",
+                                  help="slice x.to_torch(), from 0 on")  # fmt: skip
         begins = [*self.offset, *(0 for _ in parts[len(self.offset) :])]
         found = tuple(operator.index(p) - begin for p, begin in zip(parts, begins, strict=False))
         for k, (place, n) in enumerate(zip(found, shape, strict=False)):

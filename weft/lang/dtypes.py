@@ -185,7 +185,7 @@ def _augmented(name: str) -> Callable[[Scalar, Any], Any]:
     return update
 
 
-for _name in "add sub mul truediv floordiv mod pow and_ or_ xor lshift rshift".split():
+for _name in "add sub mul truediv floordiv mod pow and_ or_ xor lshift rshift".split():  # noqa: SIM905
     setattr(Scalar, f"__i{_name.rstrip('_')}__", _augmented(_name))
 
 

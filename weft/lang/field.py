@@ -139,8 +139,7 @@ class Array(torch.Tensor):
         return made
 
     def present(self, position: tuple[int, ...], before: Scalar) -> Scalar:
-        """What ``x[i] += v`` adds to, where that was ``before`` when ``v`` was not known yet."""
-        return before
+        return before  # what ``x[i] += v`` adds to, when ``v`` is known
 
     def store(self, position: tuple[int, ...], value: Any) -> None:
         """Sets the element that a scalar's ``home`` names."""
@@ -161,10 +160,12 @@ class Array(torch.Tensor):
             memo[id(self)] = new
         return memo[id(self)]
 
-    def update(self, position: Sequence[int], function: Callable[[Any], Any], kind: str) -> Scalar:
+    def update(
+        self, position: tuple[int, ...], function: Callable[[Any], Any], kind: str
+    ) -> Scalar:
         """Replaces one element by ``function`` of it, as one step. Gives the element before."""
-        before = self._get((*position,))
-        self._set((*position,), function(before))
+        before = self._get(position)
+        self._set(position, function(before))
         before.home = None
         return before
 

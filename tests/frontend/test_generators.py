@@ -237,6 +237,14 @@ EXTREMES = [
     "sorted((q.inc(v), v) for v in range(3))[1][0]",
     "max((q.inc(v) for v in range(n)), key=lambda t: -t) + q.p",
     "min((put(out, i, v), v) for v in range(n))[0] + out[i]",
+    # So does what they go over; a key is called as soon as an item is there, of a list at its end.
+    "max((q.inc(v), v) for v in (0.5, put(out, i, w)))[1] + out[i] + q.p",
+    "max((out[i] + v for v in range(n)), key=lambda t: put(out, i, t)) + out[i]",
+    "max((put(out, i, v) for v in (w, 0.5)), key=lambda t: put(out, i, t)) + out[i]",
+    "max([put(out, i, v) for v in (w, 0.5)], key=lambda t: put(out, i, t)) + out[i]",
+    "max(((x[v], (v, w)) for v in range(n)), key=lambda t: put(out, i, t[0]))[1][0] + out[i]",
+    "max((q.p + v for v in range(n)), key=lambda t: q.inc(t)) + q.p",
+    "max((t for t in zip(x, range(n))), key=lambda t: t[0] * w)[1]",
     "sum(max((put(out, i, v), v) for v in range(n))[1] for t in range(2)) + out[i]",
 ]  # fmt: skip
 

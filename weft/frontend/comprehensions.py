@@ -100,7 +100,7 @@ def of_generator(cx: Lowering, name: str | None, node: ast.Call) -> Operand | No
     if name not in _OF_GENERATORS or not node.args or not isinstance(node.args[0], _Comprehension):
         return None
     if name in ("min", "max") and any(k.arg == "key" for k in node.keywords):
-        return list_methods.extreme(cx, name, [cx.expression(_listed(node.args[0]))], node)
+        return _by_key(cx, name, node.args[0], node)
     allowed = {"sum": "start", "min": "default", "max": "default"}.get(name, "")
     by_place = node.args[1:] if name in ("sum", "next") else []
     start = [*by_place, *(k.value for k in node.keywords if k.arg == allowed)]
@@ -146,6 +146,39 @@ def _extreme_tuple(cx: Lowering, node: _Comprehension, name: str, span: Span) ->
         except ChangedInPartError:
             raise Other from None
     return list_methods.extreme_of(cx, cx.expression(_listed(node)), Static(None), name, span)
+
+
+def _by_key(cx: Lowering, name: str, items: _Comprehension, node: ast.Call) -> Operand:
+    """``max(... for ..., key=f)``. Of a list all items are made before ``f`` is called; of a
+    generator it is called for each as soon as that is made, which is the same where it only
+    computes."""
+    options = {k.arg: k.value for k in node.keywords}
+    at_once = isinstance(items, ast.ListComp) or _computes(options["key"])
+    if not at_once and len(node.args) == 1 and options.keys() <= {"key", "default"}:
+        start = [options["default"]] if "default" in options else []
+        return _in_statements(cx, name, own(items), start, node, options["key"])
+    listed = items if isinstance(items, ast.ListComp) else _listed(items)
+    found = list_methods.extreme(cx, name, [cx.expression(listed)], node)
+    assert found is not None  # it has a key
+    return found
+
+
+_COMPUTE = ("abs", "len", "min", "max", "float", "int", "round", "bool")
+
+
+def _computes(key: ast.expr) -> bool:
+    """Whether a function surely changes nothing: a builtin, or a lambda that calls no others."""
+    if isinstance(key, ast.Lambda):
+        called = [n.func for n in subtree(key) if isinstance(n, ast.Call)]
+        return all(isinstance(f, ast.Name) and f.id in _COMPUTE for f in called)
+    return isinstance(key, ast.Name) and key.id in _COMPUTE
+
+
+def _zero(item: ast.expr) -> ast.expr:
+    """What a name is before it is an item that is written like this."""
+    if isinstance(item, ast.Tuple):
+        return ast.Tuple([_zero(part) for part in item.elts], ast.Load())
+    return ast.Constant(0)
 
 
 def _names_something(item: ast.expr) -> bool:
@@ -236,19 +269,27 @@ def _within(cx: Lowering, item: Callable[[Any], Operand]) -> Callable[[Any], Ope
 
 
 def _items(cx: Lowering, node: ast.expr) -> Items | None:
-    """What a comprehension goes over, where it has a number of items that is known at run time."""
-    over = cx.expression(node)
-    if casts.static_items(over) is not None:
-        return None
-    return sequences.items(cx, over, cx.span(node))
+    """What a comprehension goes over, where it has a number of items that is known at run time;
+    None where it has not, and nothing has been lowered."""
+    with tried(cx):
+        over = cx.expression(node)
+        found = None
+        if casts.static_items(over) is None:
+            found = sequences.items(cx, over, cx.span(node))
+        if found is None:
+            raise Other
+        return found
+    return None
 
 
 def _in_statements(
-    cx: Lowering, name: str, node: _Comprehension, start: Sequence[ast.expr], at: ast.Call
-) -> Operand:
+    cx: Lowering, name: str, node: _Comprehension, start: Sequence[ast.expr], at: ast.Call,
+    key: ast.expr | None = None,
+) -> Operand:  # fmt: skip
     """The loops and branches that a generator stands for, around what is done with each item."""
-    mark = f"{at.lineno}:{at.col_offset}"
-    found, some, item = (f"{word} {mark}" for word in ("found", "some", "item"))
+    words = "found", "some", "item", "rank", "best", "key"
+    names = [f"{word} {at.lineno}:{at.col_offset}" for word in words]
+    found, some, item, rank, best, by = names
     test = {"any": node.elt, "all": ast.UnaryOp(ast.Not(), node.elt)}.get(name)
     # What ends the loops early, where it holds.
     done = {"any": get(found), "all": ast.UnaryOp(ast.Not(), get(found)), "next": get(some)}
@@ -265,13 +306,18 @@ def _in_statements(
         body = [put(found, ast.BinOp(get(found), ast.Add(), node.elt))]
         begin = [put(found, start[0] if start else ast.Constant(0))]
     else:
-        beyond = ast.Compare(get(item), [ast.Lt() if name == "min" else ast.Gt()], [get(found)])
+        mine, before = (item, found) if key is None else (rank, best)
+        beyond = ast.Compare(get(mine), [ast.Lt() if name == "min" else ast.Gt()], [get(before)])
         new = ast.BoolOp(ast.Or(), [ast.UnaryOp(ast.Not(), get(some)), beyond])
+        taken, ranked = [put(found, get(item))], list[ast.stmt]()
+        begin = [put(some, ast.Constant(False)), put(found, _zero(node.elt))]
+        if key is not None:
+            taken.append(put(best, get(rank)))
+            ranked = [put(rank, ast.Call(get(by), [get(item)], []))]
+            begin += [put(best, ast.Constant(0)), put(by, key)]
         body = [
-            put(item, node.elt), ast.If(new, [put(found, get(item))], []),
-            put(some, ast.Constant(True)),
+            put(item, node.elt), *ranked, ast.If(new, taken, []), put(some, ast.Constant(True)),
         ]  # fmt: skip
-        begin = [put(some, ast.Constant(False)), put(found, ast.Constant(0))]
     for generator in reversed(node.generators):
         for condition in reversed(generator.ifs):
             body = [ast.If(condition, body, [])]
@@ -285,7 +331,7 @@ def _in_statements(
         statements.append(ast.If(none, [put(found, start[0])], []))
     elif name in ("min", "max", "next") and not start:
         statements.append(ast.Assert(get(some), ast.Constant(f"`{name}` of no items")))
-    return carried_out(cx, statements, (found, some, item), at)
+    return carried_out(cx, statements, names, at)
 
 
 def known_items(cx: Lowering, node: ast.expr) -> list[Operand] | None:

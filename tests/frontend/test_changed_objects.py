@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import weft as ti
+from tests.frontend.test_generators import Own
 from tests.fuzz.check import function
 
 
@@ -264,15 +265,6 @@ def test_a_template_that_a_part_changes() -> None:
     x = torch.tensor([1.0])
     ti.kernel(template_in_a_condition)(x)
     assert x.item() == 2.0  # `s`, which is 1 by then, and 1
-
-
-class Own:
-    def __init__(self, p):
-        self.p = p
-
-    def inc(self, v):
-        self.p = self.p * 0.5 + v
-        return self.p
 
 
 PARTS = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from tests.fuzz.smooth import SmoothKernel
+from tests.fuzz.smooth import SmoothKernel, renamed
 
 _UPDATES = (  # of element j of an array, in a loop through its elements
     "h[j] = 0.5 * h[j] + s * x[i]",
@@ -54,4 +54,4 @@ def recurrent_kernel(random: Random) -> SmoothKernel:
                 emit(4, random.choice(_UPDATES))
     emit(2, "out[i] += s * h[0] + h[1] * g[2] + h[2]")
     emit(1, "return out")
-    return SmoothKernel("\n".join(lines) + "\n", 1, narrow=False)
+    return SmoothKernel(renamed(random, "\n".join(lines) + "\n"), 1, narrow=False)

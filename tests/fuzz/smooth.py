@@ -6,11 +6,13 @@ moderate size. There are nested loops whose bounds depend on sizes, on outer ind
 reductions, sums into elements that data choose, and loops that read what others computed. Elements
 are read and then overwritten, once or again and again. Values go on under other names. Loops run in
 order, by a hint or inside a loop of one iteration, where each iteration reads what the one before
-wrote. There are vectors that loops carry, a matrix, and functions with loops and returns.
+wrote. There are vectors that loops carry, a matrix, and functions with loops and returns. Arguments
+are called what derivatives call theirs, or are members of what is called so: `d.x`, `work.out`.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from random import Random
 
@@ -399,7 +401,7 @@ def smooth_kernel(random: Random) -> SmoothKernel:
     if random.random() < 0.3:
         _second_loop(g, results)
     g.emit(1, f"return {', '.join(results)}")
-    text = HELPERS * g.helpers + "\n".join(g.lines) + "\n"
+    text = HELPERS * g.helpers + renamed(random, "\n".join(g.lines) + "\n")
     return SmoothKernel(text, g.rank, g.narrow, half=g.narrow and random.random() < 0.3)
 
 
@@ -432,3 +434,19 @@ def _second_loop(g: _Smooth, results: list[str]) -> None:
     )
     g.emit(indent, f"last[i{', j' if g.rank == 2 else ''}] = q * q")
     results.append("last")
+
+
+def renamed(random: Random, text: str) -> str:
+    """The kernel ``text``, at times with one of its arguments under another name, or as a member of
+    a named tuple of that name."""
+    words = ("d", "d2", "t", "work", "before", "tape", "tape1", "trips", "order")
+    old, word = random.choice("xyz"), random.choice(words)
+    if random.random() < 0.8 or re.search(rf"\b{word}\b", text):
+        return text
+    if word == "trips" or random.random() < 0.3:
+        return re.sub(rf"(?<!\.)\b{old}\b", word, text)
+    head, body = text.split("\n", 1)
+    member = random.choice(("x", "y", "z", "out", "own", "s", "total"))
+    body = re.sub(rf"(?<!\.)\b{old}\b", f"{word}.{member}", body)
+    held = f'from collections import namedtuple\n\nHeld = namedtuple("Held", "{member}")'
+    return f"{held}\n\n\n{head}\n    {word} = Held({old})\n{body}"

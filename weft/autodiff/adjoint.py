@@ -158,7 +158,7 @@ class Terms:
 class Lengths:
     """``space``: the extents of the parallel loop; ``trips``: of each of ``loops``, None
     where ``measure`` computes it: a function of the primal's arguments, of ``before`` them and of
-    copies of these to ``work`` on, that raises element k of its last one, ``trips`` (i64, starting
+    copies of these to ``work`` on, that raises element k of its last one, ``TRIPS`` (i64, starting
     from 0), to the most trips of loop k. All expressions are in
     the primal's scalar arguments and extents."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from weft.autodiff.names import workspaces_of
 from weft.ir.core import Function, walk
 from weft.ir.writes import written
 from weft.passes.cse import cse
@@ -15,11 +16,12 @@ def clean(function: Function) -> Function:
     """``function`` simplified, without tapes of which nothing that matters is read, and without
     unused arguments.
 
-    Arguments whose names begin with "tape" or "work." are workspaces of ``function`` alone: nobody
-    looks at them afterwards.
+    Nobody looks at an adjoint's own workspaces afterwards (see ``workspaces_of``).
     """
     function = cse(simplify(function))
-    tapes = {a for a in function.args if a.name.startswith(("tape", "work."))}
+    order = function.attrs.get("order")
+    own = workspaces_of(order) if order else ()
+    tapes = {a for a in function.args if a.name.startswith(own)}
     return without_unused(dce(simplify(dce(function, tapes))))
 
 

@@ -23,7 +23,7 @@ from weft.autodiff.activity import read_and_written
 from weft.autodiff.adjoint import Adjoint, Buffer, Extent
 from weft.autodiff.clean import clean
 from weft.autodiff.lengths import lengths
-from weft.autodiff.names import adjoint_prefix, before_name, work_name
+from weft.autodiff.names import adjoint_prefix
 from weft.autodiff.primal import Primal
 from weft.autodiff.reverse import reverse
 from weft.autodiff.rows_inside import rows_inside
@@ -93,7 +93,7 @@ def by_columns(
         by_row.notes | {name: "plain store" if name in whole and name in stored else
                         f"atomic, of the sums over {rows} rows each" for name in made.notes},
         defined=by_row.defined | (whole.keys() & {*stored}), dense=by_row.dense | whole,
-        copies={work_name(name): before_name(name) for name in primal.names},
+        copies=primal.copies,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from weft.autodiff.adjoint import Lengths
-from weft.autodiff.names import before_name
+from weft.autodiff.names import TRIPS
 from weft.autodiff.primal import Primal, array_of
 from weft.autodiff.recompute import Recomputation
 from weft.errors import GradientError
@@ -66,9 +66,9 @@ def _measure(primal: Primal, counted: dict[Op, int]) -> Function:
     new = Recomputation(primal, "trips")
     for op, which in primal.contents.items():
         if which == "before":
-            new.argument(before_name(primal.name(array_of(op))), array_of(op).type)
+            new.argument(primal.before(array_of(op)), array_of(op).type)
     new.on_copies()
-    trips = new.argument("trips", MemRefType(i64, 1))
+    trips = new.argument(TRIPS, MemRefType(i64, 1))
 
     def count(k: int, number: Value) -> None:
         wide = new.b.op("arith.index_cast", number, type=i64)

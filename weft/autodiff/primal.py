@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from weft.autodiff.activity import activity
 from weft.autodiff.memory import contents, element_written_once
-from weft.autodiff.names import adjoint_prefix, unique_names
+from weft.autodiff.names import adjoint_prefix, before_prefix, numbered, order_of, unique_names
 from weft.errors import GradientError
 from weft.index.access import Access, accesses
 from weft.ir.core import Block, Function, Op, Value, below, defined, parents, walk
@@ -40,7 +40,7 @@ class Primal:
         self.asked = {args[k] for k in wanted}
         fresh = self.activity.arrays & {args[k] for k in kept}
         self.once = {m for m in self.written & fresh if element_written_once(function, every, m)}
-        self.order: int = function.attrs.get("order", 0) + 1
+        self.order = order_of(function)
         self.prefix = adjoint_prefix(function)
         self.interleaved = _are_neighbours(every)
         self.versions = {
@@ -54,6 +54,19 @@ class Primal:
 
     def name(self, memref: Value) -> str:
         return self.names[self.function.args.index(memref)]
+
+    def before(self, memref: Value) -> str:
+        """The name of the argument that holds its contents from before the loop."""
+        return before_prefix(self.function) + self.name(memref)
+
+    def copy(self, memref: Value) -> str:
+        """The name of the argument in which the loop is carried out again on these contents."""
+        return numbered("work", self.order) + self.name(memref)
+
+    @property
+    def copies(self) -> dict[str, str]:
+        """What each of these arguments is to be a fresh copy of, by name."""
+        return {self.copy(a): self.before(a) for a in self.function.args}
 
     def varies(self, value: Value) -> bool:
         """Whether ``value`` is a float that depends on what is differentiated."""

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 from weft.autodiff.adjoint import Buffer
 from weft.autodiff.clean import clean
-from weft.autodiff.names import before_name, work_name
 from weft.autodiff.primal import Primal, array_of
 from weft.ir.builder import Builder
 from weft.ir.core import Block, Function, Op, Value
@@ -191,8 +190,7 @@ class Recomputation:
         memref, at = array_of(op), self.values(memory(op)[1])
         match self.primal.contents.get(op):
             case "before":
-                name = before_name(self.primal.name(memref))
-                return self.b.load(self.argument(name, memref.type), at)
+                return self.b.load(self.argument(self.primal.before(memref), memref.type), at)
             case "tape" if not self.work:
                 return self.b.load(*self._version(op))
             case "tape":
@@ -228,8 +226,7 @@ class Recomputation:
     def on_copies(self) -> None:
         """Lets what is overwritten be copies, whose contents are those from before the loop."""
         for memref in dict.fromkeys(map(array_of, self.primal.versions)):
-            name = work_name(self.primal.name(memref))
-            self.work[memref] = self.argument(name, memref.type)
+            self.work[memref] = self.argument(self.primal.copy(memref), memref.type)
 
     def carry_out(self) -> Function:
         """The whole parallel loop, without its reductions."""

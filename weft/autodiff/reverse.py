@@ -15,7 +15,6 @@ from weft.autodiff.clean import sizes_of_gradients
 from weft.autodiff.dense import Whole, whole
 from weft.autodiff.gather import Form, Prepared, gather, prepared
 from weft.autodiff.lengths import lengths
-from weft.autodiff.names import before_name, work_name
 from weft.autodiff.narrow import narrow
 from weft.autodiff.primal import Primal, array_of
 from weft.autodiff.recompute import Recomputation
@@ -102,7 +101,7 @@ class Reversal:
         for op, which in primal.contents.items():
             if which == "before":
                 memref = array_of(op)
-                new.argument(before_name(primal.name(memref)), memref.type)
+                new.argument(primal.before(memref), memref.type)
         self.tapes = Tapes(new, self.buffers, lasting, checkpoints, chunk)
         self.loops = Loops(new, self.tapes)
         self.adjoints = Adjoints(new)
@@ -155,7 +154,7 @@ class Reversal:
             lengths(primal, list(loops)) if workspaces else None,
             gathered.notes, gathered.sums, tuple(gathered.listed), tuple(gathered.sorted),
             frozenset(gathered.defined), gathered.dense, gathered.private,
-            {work_name(name): before_name(name) for name in primal.names}, narrowed,
+            primal.copies, narrowed,
         )  # fmt: skip
 
     @functools.cached_property

@@ -19,7 +19,6 @@ from torch.autograd.function import _SingleLevelFunction
 
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 from weft.autodiff.adjoint import Adjoint
-from weft.autodiff.names import adjoint_prefix, before_name
 from weft.errors import GradientError
 from weft.frames import user_frames
 from weft.frontend.specs import Spec
@@ -94,13 +93,13 @@ class Call:
             return loop
         made = found.reversed(self.wanted, frozenset(found.written) - self.wanted)
         names = [loop.names[k] for k in loop.memrefs]
-        given = {*names, *map(before_name, names)} & made.reads - {*self.saved}
+        given = {*names, *map(loop.before_name, loop.memrefs)} & made.reads - {*self.saved}
         return found if all(given & {*s.names} <= s.sized for s in made.steps) else loop
 
     def named(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
         """Everything by the name that the steps know it by."""
         names = [self.loop.names[k] for k in self.loop.memrefs]
-        names += [before_name(self.loop.names[k]) for k in self.before]
+        names += map(self.loop.before_name, self.before)
         env = dict(zip(names, tensors, strict=True))
         for name, value in zip(self.loop.names, self.values, strict=True):
             if name not in env:
@@ -175,7 +174,7 @@ class Launch(torch.autograd.Function):
         if lasting or of is not loop:
             kept = frozenset(of.written) - call.wanted
             made = of.reversed(call.wanted, kept, lasting=lasting)
-        prefix = adjoint_prefix(loop.function)
+        prefix = loop.prefix
         places = {k: n for n, k in enumerate(loop.memrefs)}
         env: dict[str, Any] = dict(zip(loop.names, call.values, strict=True))
         env |= overwriting.saved_by_name(ctx)
@@ -340,7 +339,7 @@ def launch(
     if recording:
         made = loop.reversed(wanted, frozenset(loop.written) - wanted)
         if made.steps or tangents:
-            call.before = [k for k in loop.before if before_name(loop.names[k]) in made.reads]
+            call.before = [k for k in loop.before if loop.before_name(k) in made.reads]
             tensors += [values[k].clone() for k in call.before]
             call.reversed = made
             if outs is not None and not tangents:

@@ -14,7 +14,6 @@ import torch
 
 # pyright: reportPrivateUsage=false
 from weft.autodiff.adjoint import segment_length
-from weft.autodiff.names import adjoint_prefix, before_name
 from weft.frontend.specs import ConstSpec
 from weft.pytorch.autograd import loop_of
 from weft.pytorch.boxed import BoxedKernel, Found, operands
@@ -72,7 +71,7 @@ class _Steps:
         loop = loop_of(launcher, self.specs, program.device.type)
         unseen = [k for k in loop.written if self.made.get(k, -1) in {*floats} - {*self.given}]
         self.loop = loop = loop.without(frozenset(unseen))
-        self.prefix = adjoint_prefix(loop.function)
+        self.prefix = loop.prefix
         for k, (name, operand) in enumerate(zip(loop.names, held, strict=True)):
             if k not in self.made:
                 self.where[name] = operand
@@ -90,7 +89,7 @@ class _Steps:
         base = loop.reversed(wanted, frozenset(loop.written) - wanted)
         if (
             loop.later is not NEVER or not base.steps or not wanted.isdisjoint(loop.written)
-            or any(before_name(loop.names[k]) in base.reads for k in loop.before)
+            or any(loop.before_name(k) in base.reads for k in loop.before)
         ):  # fmt: skip
             raise Unfit
         fixed = [None if isinstance(v, torch.Tensor) else v for v in self.values]

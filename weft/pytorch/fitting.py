@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from weft.autodiff.names import adjoint_prefix
+from weft.autodiff.names import TRIPS
 from weft.errors import GradientError
 from weft.ir.core import Op, Value
 from weft.ir.types import compute_type
@@ -129,7 +129,7 @@ class Sizes:
 
     def _gradients(self) -> dict[str, torch.Tensor]:
         """What stands for the gradients that are not made yet: without memory."""
-        loop, prefix = self.loop, adjoint_prefix(self.loop.function)
+        loop, prefix = self.loop, self.loop.prefix
         found: dict[str, torch.Tensor] = {}
         for k in self.wanted - {*loop.written}:
             argument = loop.function.args[k]
@@ -166,7 +166,7 @@ class Sizes:
                 device = torch.device("cpu")  # for who counts
             trips = torch.zeros(count, dtype=torch.int64, device=device)
             with torch.no_grad():
-                made.measure.run(made.values(made.measure, {**self.env, "trips": trips}))
+                made.measure.run(made.values(made.measure, {**self.env, TRIPS: trips}))
             return trips.tolist()
 
         return workspaces.workspaces(made.adjoint, self.env, values, measured, known)

@@ -8,7 +8,6 @@ from typing import Any
 import sympy
 import torch
 
-from weft.autodiff.names import adjoint_prefix
 from weft.errors import GradientError
 from weft.index.expression import Dim, Poly, evaluate
 from weft.ir.core import Function
@@ -137,7 +136,7 @@ class _Steps:
         unseen = [k for k in every.written if is_float(launch.values[k])
                   and id(launch.values[k]) not in gradient_of]  # fmt: skip
         self.loop = loop = every.without(frozenset(unseen))
-        self.prefix = adjoint_prefix(loop.function)
+        self.prefix = loop.prefix
         self.env: dict[str, Any] = {}
         self.wanted: dict[int, int] = {}  # positions of the wanted tensors, by their numbers
         self.given: dict[str, torch.Tensor] = {}  # what has a gradient that is given

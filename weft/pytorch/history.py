@@ -23,7 +23,6 @@ import torch
 from torch.autograd import forward_ad
 
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
-from weft.autodiff.names import adjoint_prefix, before_name
 from weft.frontend.specs import ConstSpec, Spec, TensorSpec, TupleSpec
 from weft.ir.types import MemRefType
 from weft.lang.dtypes import Housed
@@ -67,7 +66,7 @@ def history(launcher: Launcher, args: tuple[Any, ...]) -> native.History | None:
     if loop.later is not NEVER or wanted & written:
         return None
     made = loop.reversed(wanted, written - wanted)
-    if not made.steps or any(before_name(loop.names[k]) in made.reads for k in loop.before):
+    if not made.steps or any(loop.before_name(k) in made.reads for k in loop.before):
         return None
     return _History(loop, made, sorted(wanted), specs, args).told
 
@@ -307,7 +306,7 @@ def _backward(known: _Known, made: Reversed, env: Mapping[str, Any], one: bool) 
     which was one element for all of its places."""
     of = known.of
     loop, adjoint = of.loop, made.adjoint
-    prefix = adjoint_prefix(loop.function)
+    prefix = loop.prefix
     if not repeats(loop, of.made, made) or any(isinstance(v, Housed) for v in env.values()):
         return None
     scope: dict[str, Any] = {"strided": strided, "is_new": known.is_new, "is_uniform": is_uniform,
@@ -387,7 +386,7 @@ def _given(
     body: list[str] = []
     narrowed: list[str] = []
     for n, k in enumerate(loop.written):
-        if (name := adjoint_prefix(loop.function) + loop.names[k]) in env:
+        if (name := loop.prefix + loop.names[k]) in env:
             scope[f"wide{n}"], names[name] = env[name].dtype, f"h{n}"
             if env[name].dtype is _dtype(loop, k):
                 body.append(f"h{n} = g{n}")
@@ -435,7 +434,7 @@ def _sized(loop: Loop, made: Reversed, known: Collection[str]) -> list[str]:
 def repeats(loop: Loop, base: Reversed, made: Reversed) -> bool:
     """Whether what a backward does follows from the sizes alone, where ``made`` is the form of
     ``base`` that fits these; and, if it ``is_atomic``, from the number of threads."""
-    prefix, adjoint = adjoint_prefix(loop.function), made.adjoint
+    prefix, adjoint = loop.prefix, made.adjoint
     return not (
         made.measure or adjoint.sorted or adjoint.listed
         or any(prefix + loop.names[k] in made.writes for k in loop.written)
@@ -455,7 +454,7 @@ def _read_once(loop: Loop, made: Reversed) -> str:
     """The gradient of the loop's result by name, where one step reads it, else nothing."""
     if len(loop.written) > 1 or made.uniform:
         return ""
-    name = adjoint_prefix(loop.function) + loop.names[loop.written[0]]
+    name = loop.prefix + loop.names[loop.written[0]]
     return name if sum(name in step.names for step in made.steps) == 1 else ""
 
 

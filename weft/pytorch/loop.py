@@ -16,7 +16,7 @@ from weft.autodiff.forward_mode import forward_mode
 from weft.autodiff.gather import Form
 from weft.autodiff.jvp import Tangent
 from weft.autodiff.memory import contents
-from weft.autodiff.names import unique_names
+from weft.autodiff.names import adjoint_prefix, before_prefix, unique_names
 from weft.autodiff.reverse import Reversal, undone
 from weft.index.access import Access, accesses
 from weft.index.read_once import reads_each_once
@@ -80,6 +80,19 @@ class Loop:
         self.written = [k for k in memrefs if function.args[k] in stored]
         # Where a view is written, torch takes the first tensor for it (see its CopySlices).
         self.memrefs = [*self.written, *(k for k in memrefs if k not in self.written)]
+
+    @functools.cached_property
+    def prefix(self) -> str:
+        """What the names of adjoints begin with."""
+        return adjoint_prefix(self.function)
+
+    def before_name(self, k: int) -> str:
+        """By which adjoints know the contents of argument k from before the loop."""
+        return self._before + self.names[k]
+
+    @functools.cached_property
+    def _before(self) -> str:
+        return before_prefix(self.function)
 
     def arguments(self, names: Collection[str]) -> list[Value]:
         """Its function's arguments by these names."""

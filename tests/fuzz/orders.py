@@ -164,7 +164,7 @@ class Draw(Text):
         elif depth and kind < 0.92:
             more, each = self.condition(1), self.pick("q.inc(s)", "more(s)", self.value(1))
             self.emit(indent, "turn = 0")
-            test = self.pick(f"turn < 3 and {more}", f"{each} < 2.0 and turn < 2",
+            test = self.pick(f"turn < 3 and ({more})", f"({each}) < 2.0 and turn < 2",
                              f"turn < 2 and (turn == 0 or {more})")  # fmt: skip
             self.emit(indent, f"while {test}:")
             self.emit(indent + 1, "turn += 1")

@@ -35,6 +35,7 @@ ANYWHERE = (
     "tests/autodiff/test_inputs.py",
     "tests/autodiff/test_jvp.py",
     "tests/autodiff/test_modes.py",
+    "tests/autodiff/test_names.py",
     "tests/autodiff/test_overwritten.py",
     "tests/autodiff/test_sums.py",
     "tests/autodiff/test_torch.py",

@@ -46,12 +46,12 @@ def named(word):
     return weft.kernel(scope["kernel"])
 
 
-def draw(*shape, device="cpu"):
-    return torch.rand(shape, dtype=torch.float64, device=device, requires_grad=True)
+def draw(n):
+    return torch.rand(n, dtype=torch.float64, requires_grad=True)
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_an_argument_may_be_called_as_an_adjoint_calls_its_own(word, device):
+def test_an_argument_may_be_called_as_an_adjoint_calls_its_own(word):
     """The member `own` of `work` is `work.own`, as the copy is in which the loop is carried out
     again on what it overwrites: that is the argument `own`."""
     kernel = named(word)
@@ -59,7 +59,7 @@ def test_an_argument_may_be_called_as_an_adjoint_calls_its_own(word, device):
     def call(a, b, x, own):
         return kernel(Held(a, b), x, own)
 
-    values = [draw(5, device=device) for _ in range(4)]
+    values = [draw(5) for _ in range(4)]
     along = tuple(torch.rand_like(v) for v in values)
     found, expected = (
         torch.func.jvp(f, (*(v.detach() for v in values),), along) for f in (call, in_torch)
@@ -74,6 +74,7 @@ def test_an_argument_may_be_called_as_an_adjoint_calls_its_own(word, device):
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("word", WORDS)
 def test_a_compiled_graph_keeps_them_apart(word):
     kernel = named(word)
@@ -99,9 +100,9 @@ def until_large(trips, x):
     return out
 
 
-def test_an_argument_may_be_called_trips(device):
+def test_an_argument_may_be_called_trips():
     """So was the argument in which trips of loops are counted, whose lengths depend on data."""
-    trips, x = draw(7, device=device), draw(7, device=device)
+    trips, x = draw(7), draw(7)
     s = x
     for _ in range(50):
         s = torch.where(s < 3.0, s * s * trips + 0.5 * s + 0.3, s)
@@ -130,6 +131,7 @@ def test_the_derivative_of_an_adjoint_has_copies_of_its_own():
     assert gradgradcheck(never, (draw(4),))
 
 
+@pytest.mark.cpu
 def test_numbers_of_derivatives():
     def function(*names, **attrs):
         return Function("f", [MemRefType(f64, 1)] * len(names), names, attrs)

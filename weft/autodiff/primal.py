@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from weft.autodiff.activity import activity
 from weft.autodiff.memory import contents, element_written_once
-from weft.autodiff.names import adjoint_prefix, before_prefix, numbered, order_of, unique_names
+from weft.autodiff.names import numbered, order_of, unique_names
 from weft.errors import GradientError
 from weft.index.access import Access, accesses
 from weft.ir.core import Block, Function, Op, Value, below, defined, parents, walk
@@ -41,7 +41,7 @@ class Primal:
         fresh = self.activity.arrays & {args[k] for k in kept}
         self.once = {m for m in self.written & fresh if element_written_once(function, every, m)}
         self.order = order_of(function)
-        self.prefix = adjoint_prefix(function)
+        self.prefix = numbered("d", self.order)
         self.interleaved = _are_neighbours(every)
         self.versions = {
             op: f"version{self.order}.{k}.{self.name(array_of(op))}"
@@ -57,7 +57,7 @@ class Primal:
 
     def before(self, memref: Value) -> str:
         """The name of the argument that holds its contents from before the loop."""
-        return before_prefix(self.function) + self.name(memref)
+        return numbered("before", self.order) + self.name(memref)
 
     def copy(self, memref: Value) -> str:
         """The name of the argument in which the loop is carried out again on these contents."""

@@ -162,6 +162,13 @@ def check(
         strict = weft.kernel(strict_math=True)(plain)
         ordered = outcome(asked, call(strict, {"debug": False, "strict_math": True},
                                       list(asked.values()), n, a))  # fmt: skip
+    # And in float64, where float32's do not overflow, so has the default compilation.
+    roomy = exact
+    narrow = "f64" not in drawn.dtypes.values() and "weft.f32" not in drawn.text
+    if ordered is not expected and narrow and counts == torch.int64:
+        asked = {name: t.to(torch.float64 if t.is_floating_point() else t.dtype, copy=True)
+                 for name, t in given.items()}  # fmt: skip
+        roomy = outcome(asked, call(compiled, options, list(asked.values()), n, a))
     for name in expected:
         slack = torch.zeros_like(expected[name], dtype=torch.float64)
         for value in (each[name] for each in moved):
@@ -175,7 +182,7 @@ def check(
             slack = torch.where(near(exact[name], found[name]), math.nan, slack)
         if ordered is not expected:
             finite = expected[name].isfinite() & found[name].isfinite()
-            over = ~finite & near(expected[name], ordered[name])
+            over = ~finite & near(expected[name], ordered[name]) & near(exact[name], roomy[name])
             slack = torch.where(over, math.nan, slack)
         text = f"{name} differs:\n{drawn.text}\nexpected {expected[name]}\nfound {found[name]}"
         assert close(expected[name], found[name], slack), f"{text}\n{tensors}, {n}, {a}, {options}"

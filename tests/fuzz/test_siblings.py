@@ -83,14 +83,17 @@ def check_siblings(random: Random) -> None:
         y = y.T.contiguous().T
     wide = [a.double().clone() for a in (x, w, y, z, v)]
     kernel.interpret(*wide)
+    narrow = [a.clone() for a in (x, w, y, z, v)]  # where a float32 overflows, say in exp of a sum
+    kernel.interpret(*narrow)
     found = [a.clone() for a in (x, w, y, z, v)]
     kernel(*found)
     exact = 1e-9 if dtype is torch.float64 else 1e-2
-    for name, a, b in zip("xwyzv", found, wide, strict=True):
+    for name, a, b, c in zip("xwyzv", found, wide, narrow, strict=True):
         if not (b.abs() < 1e4).all():
             return  # a map that amplifies every rounding
         slack = exact * (1 + b.abs().max())
-        assert ((a.double() - b).abs() <= slack).all(), f"{name} of\n{text}\n{b}\n{a}"
+        agree = (a.double() - b).abs() <= slack
+        assert torch.where(c.isfinite(), agree, ~a.isfinite()).all(), f"{name} of\n{text}\n{b}\n{a}"
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -8,6 +8,7 @@ import torch
 
 import weft
 from weft.errors import KernelNameError, KernelSyntaxError
+from weft.frontend.returns import Returned
 from weft.frontend.split import split
 from weft.source import read_function
 
@@ -59,7 +60,7 @@ def test_a_loop_over_ndrange_is_a_region_and_the_rest_is_host_code():
     (region,) = parts.regions
     assert names(region) == ["C", "T", "eps", "w", "k", "out"]
     assert region.results == []
-    assert parts.returns == [""]
+    assert parts.returns == [Returned.tensors(1)]
     assert parts.mutated == frozenset()
     calls = []
     k = torch.ones(2, 3, 4)
@@ -142,7 +143,7 @@ def test_reductions_are_results_and_loop_variables_are_not():
     (region,) = parts.regions
     assert region.results == ["s", "m"]
     assert names(region) == ["x", "s", "m"]
-    assert parts.returns == [("", "")]
+    assert parts.returns == [Returned.tensors(2)]
     assert parts.host([lambda *args: ("sum", "most")], torch.ones(3)) == ("sum", "most")
 
 

@@ -11,8 +11,9 @@ import linecache
 import sys
 import types
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.func import grad, jvp, vmap
@@ -126,18 +127,58 @@ class HostPart:
         made = [n for n in (*self.vectors, *self.tables) if n not in ("x", "y")] or ["x.sin()"]
         outs = self.random.sample(made, self.random.randint(1, min(3, len(made))))
         outs = [self.pick(o, o, f"{o} * 1.5", f"{o}.sum()") for o in outs] + self.totals[:1]
-        return "\n".join([*self.lines, f"    return {', '.join(outs)},", ""])
+        return "\n".join([*self.lines, *self.returned(outs), ""])
+
+    def returned(self, outs: Sequence[str]) -> list[str]:
+        """The last statements: a tuple of results, or another collection of them."""
+        form = self.random.randrange(8)
+        if form < 4:
+            return [f"    return {', '.join(outs)},"]
+        first, rest = outs[0], ", ".join(outs[1:])
+        keyed = ", ".join(f"'{chr(97 + k)}': {out}" for k, out in enumerate(outs))
+        value = {
+            4: f"[{', '.join(outs)}]", 5: f"{{{keyed}}}",
+            6: f"{self.pick('Pair', 'Record', 'Pair')}({first}, {self.pick('', 'more=')}[{rest}])",
+            7: f"None, ({first}, {{'rest': [{rest}]}}), 'a name'",
+        }[form]  # fmt: skip
+        if self.random.random() < 0.3:
+            return [f"    collected = {value}", "    return collected"]
+        return [f"    return {value}"]
 
 
-def function_of_module(text: str) -> Any:
-    """The function ``kernel`` that ``text`` defines, in a module that Dynamo can import: of others
-    it does not trace the host part."""
+class Pair(NamedTuple):
+    first: Any
+    more: Any = None
+
+
+@dataclass
+class Record:
+    first: Any
+    more: Any
+    name: str = "a name"
+
+
+def tensors(value: Any) -> list[Any]:
+    """What a result holds, in the order of the text. Dynamo traces this."""
+    if isinstance(value, Record):
+        value = (value.first, value.more)
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in tensors(item)]
+    return [] if value is None or isinstance(value, str) else [value]
+
+
+def function_of_module(text: str, *, known: bool = True) -> Any:
+    """The function ``kernel`` that ``text`` defines, in a module that Dynamo can import, if it is
+    ``known``: of others it does not trace the host part."""
     name = f"weft_random_graph_{next(_numbers)}"
     module = types.ModuleType(name)
     module.__file__ = f"<{name}>"
     linecache.cache[module.__file__] = (len(text), None, text.splitlines(True), module.__file__)
-    vars(module).update(torch=torch, weft=weft)
-    sys.modules[name] = module
+    vars(module).update(torch=torch, weft=weft, Pair=Pair, Record=Record)
+    if known:
+        sys.modules[name] = module
     exec(compile(text, module.__file__, "exec", dont_inherit=True), vars(module))
     return vars(module)["kernel"]
 
@@ -148,7 +189,7 @@ def around(f: Callable[..., Any]) -> Callable[..., Tensors]:
     def call(x: torch.Tensor, y: torch.Tensor) -> Tensors:
         a, b = x * 1.25, y * 0.75
         outs = f(a, b)
-        return (*outs, a.sin(), b * y)
+        return (*tensors(outs), a.sin(), b * y)
 
     return call
 
@@ -213,7 +254,7 @@ def check_graphs(random: Random) -> str:
     "compared", or "refused: <why>"."""
     drawn = HostPart(random).text()
     text = drawn.replace(READ, "")
-    kernel = weft.kernel(function_of_module(text))
+    kernel = weft.kernel(function_of_module(text, known=random.random() < 0.75))
     plain = function_of_module(drawn.replace(READ, ".clone()"))  # torch saves no view for gradients
     generator = torch.Generator().manual_seed(random.randrange(1 << 30))
     size = random.choice((1, 2, 3, 5))

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from weft.frontend.element_loops import ElementLoop
     from weft.frontend.members import Form
     from weft.frontend.overwrites import Order
+    from weft.frontend.returns import Returned
 
 STEP = "__weft_step__"  # the host function's check of a step that is computed
 LAUNCHERS = "__weft__"  # the host function's hidden first parameter: a tuple of launchers
@@ -49,10 +50,6 @@ _HOST = "__weft_host__"  # the host function while it is compiled: no name that 
 DEVICE_LOOPS = ("range", "ndrange", "grouped")
 # Attributes that a specialisation knows of a tensor: not passed where the tensor itself is.
 SELF_EVIDENT = ("shape", "ndim", "dtype")
-
-# What a `return` gives: None, one item, or a tuple of items. An item is the name of the parameter
-# that it is, or "" for a value that the kernel made.
-Returned = str | tuple[str, ...] | None
 
 # How arguments come apart: the places of complex ones, or the forms of collections (or None).
 Parts = frozenset[int] | tuple[Any, ...]
@@ -250,10 +247,15 @@ class _Splitter:
 
     def tree(self) -> ast.FunctionDef:
         """The host function's syntax tree, its first parameter not yet added."""
+        from weft.frontend.returns import Reader, given_once  # where a kernel is split
+
         inside = {n for region in self.region_nodes for n in subtree(region)}
-        for statement in subtree(self.source.tree):
-            if isinstance(statement, ast.Return) and statement not in inside:
-                self.returns.append(self._returned(statement.value or ast.Constant(None)))
+        outside = [n for n in subtree(self.source.tree) if n not in inside]
+        given = given_once(self.source.tree.body, [*subtree(self.source.tree)])
+        reader = Reader(self.scope, self._passed, self.locals, given)
+        for statement in outside:
+            if isinstance(statement, ast.Return):
+                self.returns.append(reader.returned(statement.value))
         new = copy.copy(self.source.tree)
         new.body = self._block(self.source.tree.body)
         _ReadsAfter(self.source, self.regions).check(self.source.tree.body, {})
@@ -439,18 +441,9 @@ class _Splitter:
                     help=f"use `{name}` in the loop, or a copy: {name}.clone()",
                 )  # fmt: skip
 
-    def _returned(self, value: ast.expr) -> Returned:
-        if isinstance(value, ast.Constant) and value.value is None:
-            return None
-        if isinstance(value, ast.Tuple):
-            return tuple(map(self._returned_item, value.elts))
-        return self._returned_item(value)
-
-    def _returned_item(self, item: ast.expr) -> str:
+    def _passed(self, name: str) -> str:
         """The name of a parameter that is returned as it was passed, or ""."""
-        if isinstance(item, ast.Name) and item.id in self.by_name and item.id not in self.stored:
-            return item.id
-        return ""
+        return name if name in self.by_name and name not in self.stored else ""
 
 
 class _ReadsAfter:

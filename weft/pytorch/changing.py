@@ -6,6 +6,7 @@ tensor they leave open, as torch's own operators have it.
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ def without_symbols(value: Any) -> Any:
     # Dynamo has imported it, and sympy.
     from torch.fx.experimental.symbolic_shapes import guard_scalar
 
-    if isinstance(value, int | float):
+    if isinstance(value, int | float) and not isinstance(value, Enum):
         return guard_scalar(value)
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
         items = [without_symbols(item) for item in value]

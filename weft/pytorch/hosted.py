@@ -24,7 +24,8 @@ import torch
 from weft.errors import GradientError
 from weft.frontend.names import Scope, bound_names, root_name
 from weft.frontend.parameters import Parameter
-from weft.frontend.split import HostPart, Region, RegionArg, Returned
+from weft.frontend.returns import Returned, is_plain
+from weft.frontend.split import HostPart, Region, RegionArg
 from weft.lang.random import KEY, read_key
 from weft.pytorch.ambient import Autocast
 from weft.pytorch.batches import is_transformed, levels_of, no_samples
@@ -45,10 +46,10 @@ _LOOKS = frozenset({"item", "tolist", "numpy", "data_ptr", "backward", "storage"
                     "register_hook", "cpu", "cuda", "pin_memory", "nonzero", "unique", "data",
                     "unique_consecutive", "masked_select", "bincount", "repeat_interleave", "grad",
                     "argwhere", "equal", "allclose", "from_file", "is_nonzero"})  # fmt: skip
-_BUILTINS = (len, min, max, abs, tuple, list)
+_BUILTINS = (len, min, max, abs, tuple, list, dict)
 _EXPRESSIONS = (
     ast.Name, ast.Constant, ast.Tuple, ast.List, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop,
-    ast.Subscript, ast.Slice, ast.Attribute, ast.expr_context, ast.keyword, ast.Starred,
+    ast.Subscript, ast.Slice, ast.Attribute, ast.expr_context, ast.keyword, ast.Starred, ast.Dict,
 )  # fmt: skip
 
 
@@ -122,14 +123,18 @@ def _is_followed(statement: ast.stmt, scope: Scope, known: set[str]) -> bool:
 
 
 def _is_torchs(call: ast.Call, scope: Scope, known: set[str]) -> bool:
-    """Whether it calls a function of torch, a method of a tensor, or a plain builtin."""
+    """Whether it calls a function of torch, a method of a tensor, a plain builtin, or the class of
+    a named tuple or dataclass."""
     root, name = root_name(call.func), _callee(call)
     if name.startswith("_") or name.endswith("_"):
         return False
     if root is None or root in known:
         return hasattr(torch.Tensor, name)
+    called = scope.resolve(call.func)
+    if is_plain(called):
+        return True
     if not isinstance(call.func, ast.Attribute):
-        return any(scope.resolve(call.func) is builtin for builtin in _BUILTINS)
+        return any(called is builtin for builtin in _BUILTINS)
     owner = scope.resolve(call.func.value)
     return owner is torch.nn.functional or (
         owner is torch and hasattr(torch._C._VariableFunctions, name)
@@ -387,9 +392,9 @@ class LoopKernel:
                 parameters.append(Parameter(name, "template" if arg.template else kind))
         self.own = frozenset(names[k] for k in self.given)
         outs = [names[k] for k in self.given] + region.results
-        returned: Returned = None if not outs else "" if len(outs) == 1 else ("",) * len(outs)
         self.mutated = frozenset(names[k] for k in region.stored if k not in self.given)
-        self.parts = HostPart(self._host, [region], self.mutated, [returned], tuple(parameters))
+        self.parts = HostPart(self._host, [region], self.mutated, [Returned.tensors(len(outs))],
+                              tuple(parameters))  # fmt: skip
         self.source = self._text(kernel.source, outs)
 
     def _text(self, source: FunctionSource, outs: Sequence[str]) -> FunctionSource:

@@ -18,6 +18,7 @@ import torch
 # What is asked of nested tensors has no public name.
 # pyright: reportPrivateUsage=false
 from weft.errors import KernelIndexError, KernelTypeError, Span
+from weft.frontend.returns import put_together, tensors_of
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.views import For, Parallel, accessed_by, is_constant, memory
 from weft.pytorch.recipe import Fresh, Recipe, Size, recipe_of
@@ -77,11 +78,12 @@ def over_rows(kernel: KernelLike, args: tuple[Any, ...], kwargs: dict[str, Any])
     out = kernel(*bound.args, **bound.kwargs)
     if out is None:
         return None
-    (form,) = kernel.parts.returns
-    items = [out] if isinstance(form, str) else out
+    (returned,) = kernel.parts.returns
+    items = tensors_of(out, returned.form)
+    assert items is not None  # the host part is one that is read
     offsets, extremes = first.offsets(), (first._min_seqlen, first._max_seqlen)
     made = []
-    for own, item in zip([form] if isinstance(form, str) else form or (), items, strict=True):
+    for own, item in zip(returned.names, items, strict=True):
         if own:
             made.append(values[names.index(own)])
             continue
@@ -89,7 +91,7 @@ def over_rows(kernel: KernelLike, args: tuple[Any, ...], kwargs: dict[str, Any])
         made.append(torch.nested.nested_tensor_from_jagged(
             of_rows, offsets, min_seqlen=extremes[0], max_seqlen=extremes[1]
         ))  # fmt: skip
-    return made[0] if isinstance(form, str) else tuple(made)
+    return put_together(returned.form, iter(made))
 
 
 def _check_shape(name: str, value: Any, other: str, first: Any, span: Span) -> None:

@@ -31,8 +31,8 @@ from weft.frontend.members import form_of, leaves
 from weft.frontend.mutation import mutated
 from weft.frontend.names import Scope, root_name
 from weft.frontend.parameters import EMPTY, SCALARS, Parameter
+from weft.frontend.returns import Returned, put_together
 from weft.frontend.specs import constant_key
-from weft.frontend.split import Returned
 from weft.lang.random import KEY
 from weft.pytorch.ambient import Autocast, autocast_state
 from weft.pytorch.batches import (
@@ -187,13 +187,10 @@ class Operators:
     def assemble(self, out: Any, values: list[Any]) -> Any:
         """What the kernel returns, from what the operator returned and the kernel's arguments."""
         returned = self.returned
-        if returned is None:
-            return None
         names = [p.name for p in self.parameters]
-        if isinstance(returned, str):
-            return values[names.index(returned)] if returned else out
-        made = [out] if returned.count("") == 1 else list(out or ())
-        return tuple([values[names.index(n)] if n else made.pop(0) for n in returned])
+        made = [out] if returned.made == 1 else list(out or ())
+        tensors = [values[names.index(n)] if n else made.pop(0) for n in returned.names]
+        return put_together(returned.form, iter(tensors))
 
     def default(self) -> Any:
         """The operator by annotations, or the one that was made first."""
@@ -576,11 +573,11 @@ def one_return(kernel: KernelLike) -> Returned:
     forms = list(dict.fromkeys(kernel.parts.returns))
     if len(forms) > 1:
         help = "an operator has one kind of result: return the same number of tensors everywhere"
-        named = [n for f in forms for n in (f if isinstance(f, tuple) else (f,)) if n]
-        if named and len({len(f) if isinstance(f, tuple) else f is None for f in forms}) == 1:
+        named = [n for f in forms for n in f.names if n]
+        if named and len({f.form for f in forms}) == 1:
             help = f"an operator gives back its argument always or never: return {named[0]}.clone()"
         raise KernelTypeError(
             f"`{kernel.__name__}` returns different things in different places", kernel.span,
             help=help,
         )  # fmt: skip
-    return forms[0] if forms else None
+    return forms[0] if forms else Returned.tensors(0)

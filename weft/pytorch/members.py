@@ -12,6 +12,7 @@ import ast
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
@@ -32,7 +33,7 @@ _SCALARS = {int: "SymInt", float: "float", bool: "bool", complex: "Scalar", torc
             torch.SymFloat: "float", torch.SymBool: "bool"}  # fmt: skip
 _NUMBERS = tuple(_SCALARS)
 # Types of values, beside collections, that an operator may have fixed in it under torch.compile.
-_FIXED = (str, type(None), torch.dtype, torch.device, DType, type, FunctionType,
+_FIXED = (str, type(None), torch.dtype, torch.device, DType, Enum, type, FunctionType,
           BuiltinFunctionType)  # fmt: skip
 _NAMELESS = (list, dict)  # what Dynamo traces; it does not trace `list | dict`
 _DEEPEST = 8

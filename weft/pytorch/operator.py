@@ -16,7 +16,7 @@ from torch.fx.node import has_side_effect
 from weft.errors import GradientError, KernelTypeError, KernelValueError, warn
 from weft.frames import shorten, user_frames
 from weft.frontend.parameters import EMPTY, Parameter, returned_types
-from weft.frontend.split import Returned
+from weft.frontend.returns import Returned, tensors_of
 from weft.lang.dtypes import DType, tensor_of
 from weft.pytorch import flops
 from weft.pytorch.ambient import Autocast, under
@@ -87,7 +87,7 @@ class OperatorForm:
                 kind = kind.replace("Tensor", f"Tensor({next(letters)}!)")
             default = defaults.get(parameter.name, "")
             parts.append(f"{kind} {in_ascii(parameter.name)}{default}")
-        made = _made_items(self.returned)
+        made = self.returned.made
         returns = "Tensor" if made == 1 else f"({', '.join(['Tensor'] * made)})"
         return f"({', '.join(parts)}) -> {returns}"
 
@@ -131,7 +131,6 @@ class OperatorForm:
         """Tells autograd how the operator ``name`` is differentiated."""
         kernel, returned = self.kernel, self.returned
         names = returned_names(kernel.parts, kernel.source)
-        items = (returned,) if isinstance(returned, str) else returned or ()
 
         def run(launchers: Any, inputs: Sequence[Any], *, recording: bool = False) -> Any:
             return self.implementation(launchers, recording)(*inputs)
@@ -143,7 +142,7 @@ class OperatorForm:
             if names is None or outs is None:
                 launchers = None if counter is None else counter.launchers(kernel)
                 return run(launchers, inputs, recording=True)
-            fresh = [n for n, item in zip(names, items, strict=True) if not item]
+            fresh = [n for n, own in zip(names, returned.names, strict=True) if not own]
             known = dict(zip(fresh, outs or [None] * len(fresh), strict=True))
             (loop,) = kernel.launchers
             make = None if counter is None else counter.make(loop)
@@ -163,12 +162,12 @@ class OperatorForm:
         kernel itself does where a gradient is asked for; None where that would not do."""
         kernel, returned, types = self.kernel, self.returned, self.types
         parameters = kernel.parts.parameters
-        made = _made_items(returned)
+        made = returned.made
         if (
             kernel.implementations is not None  # which record no gradient
             or self.autocast or not all(types) or any("[" in t or t == CHANGING for t in types)
             or any(p.position not in _POSITIONAL for p in parameters)
-            or made not in (0, len(returned) if isinstance(returned, tuple) else 1)
+            or made not in (0, len(returned.names))
             or (made and returned_types(kernel.function) is not None)
         ):  # fmt: skip
             return None
@@ -200,8 +199,8 @@ class OperatorForm:
                 torch._C._set_fwd_grad_enabled(tangents)
                 torch._C._set_grad_enabled(grads)
 
-        if code is not None and made and callable(kernel):
-            code.recorded = kernel
+        if code is not None and made and callable(kernel) and returned == Returned.tensors(made):
+            code.recorded = kernel  # which returns what the operator does
         return direct if code is None else code.taught(direct)
 
     def implementation(self, launchers: Any, recording: bool = False) -> Callable[..., Any]:
@@ -431,12 +430,6 @@ def as_call(
     return args, kwargs
 
 
-def _made_items(returned: Returned) -> int:
-    if returned is None:
-        return 0
-    return int(not returned) if isinstance(returned, str) else returned.count("")
-
-
 def list_made(
     result: Any, returned: Returned, passed: tuple[Any, ...], kernel: KernelLike, traced: bool
 ) -> Any:
@@ -445,10 +438,11 @@ def list_made(
     An operator must not return memory that it was given: views of arguments are copied, which is
     said where a graph is ``traced``.
     """
-    if _made_items(returned) == 0:
+    if returned.made == 0:
         return None
-    items = [result] if isinstance(returned, str) else list(result)
-    names = [returned] if isinstance(returned, str) else list(returned or ())
+    names, items = returned.names, tensors_of(result, returned.form)
+    if items is None:
+        raise _no_result(result, kernel)
     wanted = returned_types(kernel.function)
     types = list(wanted) if isinstance(wanted, tuple) else [wanted] * len(names)
     taken: set[int] = set()
@@ -462,11 +456,7 @@ def list_made(
         if isinstance(type_, DType) and isinstance(item, torch.Tensor):
             item = item.to(type_.torch)
         if not isinstance(item, torch.Tensor):
-            raise KernelTypeError(
-                f"`{kernel.__name__}` returns {type(item).__name__}", kernel.span,
-                help="as an operator (under torch.compile, say) it can return tensors only; write "
-                "a tuple as `return a, b`",
-            )  # fmt: skip
+            raise _no_result(item, kernel)
         if item.is_conj():  # fake tensors do not know of it
             item = item.resolve_conj()
         if storage(item) in taken:
@@ -482,6 +472,17 @@ def list_made(
             taken.add(storage(item))
         made.append(item)
     return made[0] if len(made) == 1 else tuple(made)
+
+
+def _no_result(value: Any, kernel: KernelLike) -> KernelTypeError:
+    """The error about a ``value`` that an operator does not return, where its text says nothing of
+    it (see ``frontend/returns.py``)."""
+    return KernelTypeError(
+        f"`{kernel.__name__}` returns {type(value).__name__}", kernel.span,
+        help="as an operator (under torch.compile, say) it can return tensors, and what collects "
+        "them where the `return` shows it: `return a, b`, `return [a, b]`, `return {'a': a}`, "
+        "`return State(a, b)` of a named tuple or a dataclass",
+    )  # fmt: skip
 
 
 def _add_storages(values: Sequence[Any], taken: set[int]) -> None:

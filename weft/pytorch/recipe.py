@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from weft.frontend.returns import Returned
 from weft.frontend.scope import Guard
 from weft.frontend.split import computed_step
 from weft.pytorch.autocast import Policy
@@ -191,14 +192,14 @@ def direct(
     own = [p for p in recipe.places if isinstance(p, int)]
     (loop,) = parts.regions
     count = len(recipe.made) + len(loop.results)
-    given = {0: (), 1: ("",)}.get(count, (("",) * count,))
+    given = [Returned.tensors(count)] if count else []
     if (
         any(p.position not in positional for p in parts.parameters)
         or sorted(own) != [*range(len(parts.parameters))]
         or sorted(fresh) != [*range(len(recipe.made))]
         or any(isinstance(p, Guard) for p in recipe.places)
         or recipe.returned != (*range(count),)
-        or [r for r in parts.returns if r is not None] != [*given]
+        or [r for r in parts.returns if r != Returned.tensors(0)] != given
     ):
         return None
     order = [p if isinstance(p, int) else -1 - p.number if isinstance(p, Fresh) else None

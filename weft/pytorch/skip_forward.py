@@ -39,7 +39,8 @@ def returned_names(parts: HostPart, source: FunctionSource) -> tuple[str, ...] |
     value = last.value
     items = value.elts if isinstance(value, ast.Tuple) else [value]
     names = tuple(item.id for item in items if isinstance(item, ast.Name))
-    return names if len(names) == len(items) else None
+    (returned,) = parts.returns  # a name may be that of a collection
+    return names if len(names) == len(items) == len(returned.names) else None
 
 
 def replaying(

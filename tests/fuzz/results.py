@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
 
 import weft
 from tests.fuzz.check import function, shaped
@@ -55,7 +56,13 @@ class Draw:
             lines.append(f"        o{k}[i] {sign} {self.number()}")
             if self.random.random() < 0.4:  # others read it
                 self.names.append(f"o{k}[i]")
-        return "\n".join([*lines, f"    return {', '.join(names)}", ""])
+        first, rest = names[0], ", ".join(names[1:])
+        keyed = ", ".join(f"'{name}': {name}" for name in names)
+        returned = self.random.choice((
+            f"{first}, {rest}", f"{first}, {rest}", f"[{first}, {rest}]", f"{{{keyed}}}",
+            f"None, {first}, ({rest},), 'a name'",
+        ))  # fmt: skip
+        return "\n".join([*lines, f"    return {returned}", ""])
 
 
 def check_results(random: Random) -> str:
@@ -76,7 +83,7 @@ def check_results(random: Random) -> str:
 
     def slopes(call: Any, seen: list[int], *, zeros: bool = False) -> list[torch.Tensor]:
         leaves = [t.detach().requires_grad_(k in wanted) for k, t in enumerate((x, y))]
-        outs = call(*leaves)
+        outs = [v for v in pytree.tree_leaves(call(*leaves)) if isinstance(v, torch.Tensor)]
         terms = [(outs[k] * weights[k] * (k in seen)).sum() for k in range(draw.count)
                  if zeros or k in seen]  # fmt: skip
         total, asked = torch.stack(terms).sum(), [leaves[k] for k in wanted]

@@ -14,6 +14,7 @@ from torch._dynamo.testing import CompileCounter
 
 import weft
 from tests.fuzz.check import function
+from tests.pytorch.test_boxed import by_python, learned
 
 
 class State(NamedTuple):
@@ -236,3 +237,26 @@ def test_and_as_members_of_other_arguments():
         torch.testing.assert_close(compiled(x, config), loss_of(x, config))
         torch.testing.assert_close(gradient_of([compiled(x, config)], x),
                                    gradient_of([loss_of(x, config)], x))  # fmt: skip
+
+
+@pytest.mark.parametrize("returns", [
+    "return [a, b]", "return (a,)", "return {'a': a, 'b': (b, None)}", "return Result(b, more=a)",
+])  # fmt: skip
+def test_such_operators_are_in_machine_code(returns):
+    kernel = kernel_that(returns)
+    compiled = torch.compile(kernel, backend="eager", fullgraph=True)
+    x = torch.randn(5)
+    for _ in range(3):
+        torch.testing.assert_close(taken_apart(compiled(x))[1], taken_apart(kernel(x))[1])
+    code = learned(kernel, x)
+    assert by_python(code, lambda: compiled(x)) == 0
+    assert by_python(code, lambda: kernel.op(x)) == 0
+
+
+def test_a_tuple_of_one_tensor_is_no_tuple_of_tuples():
+    """A gradient is asked for: the operator calls the kernel, which gives the tuple itself."""
+    kernel = kernel_that("return (a,)")
+    x = torch.randn(5, requires_grad=True)
+    (found,) = torch.compile(kernel, backend="eager", fullgraph=True)(x)
+    assert isinstance(found, torch.Tensor)
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), x)[0], 2 * x)

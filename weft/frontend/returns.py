@@ -71,12 +71,13 @@ class Reader:
         given: Mapping[str, ast.expr],
     ) -> None:  # fmt: skip
         self.scope, self.named, self.locals, self.given = scope, named, locals, given
-        self.names: list[str] = []
+        self.tensors: list[ast.expr] = []  # of the last that was read
 
     def returned(self, value: ast.expr | None) -> Returned:
-        self.names = []
+        self.tensors = []
         form = Plain(None) if value is None else self._item(value)
-        return Returned(tuple(self.names), form)
+        names = [self.named(v.id) if isinstance(v, ast.Name) else "" for v in self.tensors]
+        return Returned(tuple(names), form)
 
     def _item(self, value: ast.expr) -> Item:
         match value:
@@ -94,7 +95,7 @@ class Reader:
                 return found
             case _:
                 pass
-        self.names.append(self.named(value.id) if isinstance(value, ast.Name) else "")
+        self.tensors.append(value)
         return TENSOR
 
     def _called(self, call: ast.Call) -> Collected | None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from weft.frontend.returns import Returned
+from weft.frontend.names import Scope, bound_names
+from weft.frontend.returns import Reader, Returned
 from weft.frontend.scope import Guard
 from weft.frontend.split import computed_step
 from weft.pytorch.autocast import Policy
@@ -258,6 +259,8 @@ class _Reader:
         self.made: list[Made] = []
         self.guards: list[Guard] = []
         self.ranks: set[tuple[int, int]] = set()
+        own = frozenset(n for s in kernel.source.tree.body for n in bound_names(s))
+        self.collections = Reader(Scope.of(function), str, own | {*self.parameters}, {})
         self.scope = function.__globals__
         self.cells = cells_of(function)
 
@@ -373,14 +376,12 @@ class _Reader:
         match rest:
             case [] | [ast.Return(value=None)]:
                 return ()
-            case [ast.Return(value=ast.Name() as name)]:
-                names: Sequence[ast.expr] = [name]
-            case [ast.Return(value=ast.Tuple(elts=names))]:
-                pass
+            case [ast.Return(value=value)]:
+                self.collections.returned(value)
             case _:
                 raise _Other
         found: list[int] = []
-        for name in names:
+        for name in self.collections.tensors:
             match name:
                 case ast.Name(id=own) if own in self.results:
                     found.append(len(self.made) + self.results.index(own))

@@ -1,6 +1,8 @@
 """What a kernel writes to, found in its text: as running the undecorated Python does."""
 
+import copy  # noqa: F401  (in texts)
 import functools
+import itertools  # noqa: F401
 import linecache
 import operator
 import types
@@ -107,10 +109,15 @@ def kernel(x, y):
 
 
 def made(host, loop="pass"):
-    text = TEXT.format(host=host.replace("\n", "\n    "), loop=loop.replace("\n", "\n        "))
+    return defined(
+        TEXT.format(host=host.replace("\n", "\n    "), loop=loop.replace("\n", "\n        "))
+    )
+
+
+def defined(text):
     file = f"<text {len(linecache.cache)}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    scope = dict(NAMES)
+    scope = NAMES | globals()
     exec(compile(text, file, "exec"), scope)
     return scope["kernel"]
 
@@ -342,3 +349,62 @@ def test_tensors_among_defaults_and_in_tuples():
     kernel(x, y)
     assert x.tolist() == [1.0, 2.0, 3.0]
     assert y.tolist() == [3.0, 6.0, 9.0]
+
+
+def part_of(tensors):
+    return tensors[1:]
+
+
+def each_of(tensors):
+    for tensor in tensors:
+        own = tensor
+        yield own
+
+
+def each_from(tensors):
+    yield from tensors
+
+
+LOOPS = [
+    ("p", "xs"), ("p", "list(xs)"), ("p", "reversed(xs)"), ("p", "sorted(xs, key=len)"),
+    ("p", "xs[1:]"), ("p", "[xs[0]]"), ("p", "xs.copy()"), ("p", "copy.copy(xs)"),
+    ("k, p", "enumerate(xs)"), ("p, q", "zip(xs, ys)"), ("q, p", "zip(ys, xs)"),
+    ("k, (q, p)", "enumerate(zip(ys, xs), 1)"), ("k, p", "list(zip(range(9), xs))"),
+    ("p", "part_of(xs)"), ("p", "each_of(xs)"),
+    ("p", "each_from(xs)"), ("p", "map(lambda x: x, xs)"), ("p", "[x for x in xs]"),
+    ("p", "{'a': xs[0]}.values()"), ("p", "itertools.islice(xs, 1)"),
+    ("p", "[operator.getitem(xs, 0)]"), ("p", "[xs.__getitem__(0)]"),
+]  # fmt: skip
+LOOPS_OF_BOTH = [
+    ("p", "xs + ys"),
+    ("q, p", "[(y, x) for x, y in zip(xs, ys)]"),
+    ("p", "itertools.chain(xs, ys)"),
+    ("p, q", "zip(*(xs, ys))"),
+]
+
+
+@pytest.mark.parametrize("hint", ["serial", "static"])
+@pytest.mark.parametrize(("target", "over"), LOOPS + LOOPS_OF_BOTH)
+def test_what_a_loop_of_the_host_part_takes(hint, target, over):
+    """Of ``zip``, each name is of one argument: a graph copies no gradients that an optimizer
+    reads."""
+    text = (
+        f"def kernel(xs, ys):\n    for {target} in weft.{hint}({over}):\n"
+        "        for i in range(p.shape[0]):\n            p[i] = 2.0 * p[i] + 1.0\n"
+    )
+    function = defined(text)
+    kernel = weft.kernel(function)
+    assert kernel.mutated == ({"xs"} if (target, over) in LOOPS else {"xs", "ys"})
+    eager, compiled = ([[torch.ones(2), torch.ones(2)] for _ in range(2)] for _ in range(2))
+    kernel(*eager)
+    torch.compile(kernel, backend="aot_eager", fullgraph=True)(*compiled)
+    torch.testing.assert_close(compiled, eager)
+    assert any(t.tolist() == [3.0, 3.0] for t in eager[0])
+
+
+def test_a_pair_that_zip_gives_is_of_both():
+    function = defined(
+        "def kernel(xs, ys):\n    for pair in weft.serial(zip(xs, ys)):\n"
+        "        p, q = pair\n        for i in range(p.shape[0]):\n            p[i] += q[i]\n"
+    )
+    assert weft.kernel(function).mutated == {"xs", "ys"}

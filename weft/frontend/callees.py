@@ -5,6 +5,7 @@ local names at a statement."""
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import inspect
 import operator
@@ -18,6 +19,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from weft.frontend.names import MISSING, Scope, arguments, is_known
 from weft.lang import names
+from weft.lang.loops import serial, static
 from weft.source import subtree
 from weft.values import mutable
 
@@ -37,6 +39,8 @@ _STORING_NAMES = (
     "setitem", "delitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow",
     "imatmul", "iand", "ior", "ixor", "ilshift", "irshift",
 )  # fmt: skip
+# What gives the elements of its argument.
+_ITERATING = (serial, static, list, tuple, iter, reversed, sorted, copy.copy)
 _STORING = tuple(getattr(operator, name) for name in _STORING_NAMES)
 STORING_METHODS = frozenset(f"__{name}__" for name in _STORING_NAMES)
 
@@ -48,6 +52,32 @@ def known(value: Any) -> Objects:
     if isinstance(value, types.MethodType):  # a new object at each access
         return {(id(value.__self__), id(value.__func__)): value}
     return {id(value): value}
+
+
+def element(over: ast.expr, callees: Callable[[ast.expr], Objects]) -> ast.expr:
+    """An expression that stands for each element that a loop takes of ``over``: of ``zip(a, b)`` a
+    pair of what it takes of ``a`` and of ``b``. ``callees``: what an expression may call."""
+
+    def inner(over: ast.expr) -> ast.expr:
+        match over:
+            case ast.Call(func=func, args=args) if not any(
+                isinstance(a, ast.Starred) for a in args
+            ):
+                found = list(callees(func).values())
+                callee = found[0] if len(found) == 1 else None
+                if len(args) == 1 and any(callee is each for each in _ITERATING):
+                    return inner(args[0])
+                if callee is zip:
+                    return ast.Tuple([*map(inner, args)], ast.Load())
+                if callee is enumerate and args:
+                    return ast.Tuple([ast.Constant(0), inner(args[0])], ast.Load())
+            case ast.BinOp(left=left, op=ast.Add() | ast.Mult(), right=right):  # maybe of lists
+                return ast.BoolOp(ast.Or(), [inner(left), inner(right)])
+            case _:
+                pass
+        return ast.Subscript(over, ast.Name("_", ast.Load()), ast.Load())
+
+    return inner(over)
 
 
 def union(found: Iterable[Objects]) -> Objects:

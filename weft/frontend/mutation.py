@@ -6,7 +6,9 @@ Not decided here: whether the parameter is a tensor at all (``n += 1`` on an int
 from __future__ import annotations
 
 import ast
+import copy
 import functools
+import operator
 import types
 from collections.abc import Callable, Container, Iterable
 from typing import Any
@@ -22,6 +24,7 @@ from weft.frontend.callees import (
     attributes,
     bound_arguments,
     called,
+    element,
     functions,
     inplace,
     items,
@@ -40,6 +43,7 @@ from weft.frontend.names import (
     parameter_names,
     root_name,
 )
+from weft.lang.loops import serial, static
 from weft.lang.vectors import Matrix, Vector
 from weft.source import children, enclosed_function, read_function, subtree
 
@@ -58,11 +62,13 @@ VIEWS = frozenset(
      "ravel", "real", "imag", "conj", "numpy", "data", "requires_grad_", "broadcast_to",
      "atleast_1d", "atleast_2d", "atleast_3d", "as_subclass", "alias", "view_as_real",
      "view_as_complex", "broadcast_tensors", "asarray", "as_tensor", "from_numpy", "adjoint",
-     "positive", "resolve_conj", "resolve_neg", "to_torch", "get", "pop", "values", "items"}
+     "positive", "resolve_conj", "resolve_neg", "to_torch", "get", "pop", "values", "items", "copy",
+     "popitem", "popleft", "setdefault", "__getitem__"}
 )  # fmt: skip
 
-# Builtins whose result may be, or hold, an object that they were given.
-HANDING_ON = (vars, getattr, next, iter, sorted, functools.reduce)
+# Functions whose result may be, or hold, an object that they were given.
+HANDING_ON = (vars, getattr, next, iter, sorted, functools.reduce, operator.getitem, copy.copy,
+              serial, static)  # fmt: skip
 # Methods of lists, dicts and sets that put what they are given into them.
 _HOLDING = ("append", "extend", "insert", "add", "update", "setdefault", "appendleft")
 _MAKING = (ast.Dict, ast.List, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
@@ -141,6 +147,12 @@ class Values:
                 return union(items(self.objects(a)) for a in given) if given else {}
             case _:
                 return {}
+
+    def element(self, over: ast.expr) -> ast.expr:
+        """What stands for each element of ``over``: the same expression each time."""
+        if over not in self.made:
+            self.made[over] = element(over, self.objects)
+        return self.made[over]
 
     def _getattr(self, node: ast.Call) -> Objects:
         """``getattr(x, "name")`` as ``x.name``."""
@@ -436,7 +448,7 @@ class Mutations:
             case ast.NamedExpr(target=target, value=value):
                 self._assign(target, value)
             case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
-                self._assign(target, value, of=True)
+                self._assign(target, self.values.element(value))
             case ast.withitem(context_expr=value, optional_vars=ast.expr() as target):
                 self._assign(target, value)
             case ast.AugAssign(target=target):
@@ -453,7 +465,7 @@ class Mutations:
 
     def generate(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
         for generator in node.generators:
-            self._assign(generator.target, generator.iter, of=True)
+            self._assign(generator.target, self.values.element(generator.iter))
 
     def _assign(self, target: ast.expr, value: ast.expr, of: bool = False) -> None:
         """``target = value``; ``of``: ``target`` is one of the items of ``value``."""
@@ -525,18 +537,16 @@ def _inside(
     key = function, at.device, at.active, objects
     found = at.inside.get(key)
     if found is None:
-        tree, scope, active = (
-            read_function(function).tree,
-            Scope.of(function),
-            at.active | {function},
-        )
+        tree, scope = read_function(function).tree, Scope.of(function)
+        active = at.active | {function}
         inside = _found(tree, scope, (), active, at.device, given=given, inside=at.inside)
         found = at.inside[key] = tree, inside, given
     return found
 
 
 def _returns(tree: ast.FunctionDef) -> list[ast.expr | None]:
-    return [n.value for s in tree.body for n in subtree(s) if isinstance(n, ast.Return)]
+    given = (ast.Return, ast.Yield, ast.YieldFrom)
+    return [n.value for s in tree.body for n in subtree(s) if isinstance(n, given)]
 
 
 def mutated(

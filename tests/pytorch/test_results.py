@@ -161,6 +161,18 @@ def test_what_the_text_does_not_show_is_refused(returns):
     assert "`return [a, b]`" in str(caught.value)
 
 
+def test_numbers_are_tensors_in_a_graph():
+    kernel = kernel_that("return {'b': b, 'done': True}, x.shape[0]")
+    x = torch.randn(3)
+    held, count = torch.compile(kernel, backend="eager", fullgraph=True)(x)
+    assert torch.equal(held["b"], 2.0 * x)
+    assert torch.equal(held["done"], torch.tensor(True))
+    assert torch.equal(count, torch.tensor(3))
+    held, count = kernel(x)
+    assert held["done"] is True
+    assert count == 3
+
+
 def test_a_name_for_a_collection_may_change_the_kernel():
     """It is read where it is returned and nowhere else: this one holds another tensor then."""
     kernel = kernel_that("out = [a, b]\n    out[0] = b * 3.0\n    return out")

@@ -81,7 +81,7 @@ class Reader:
 
     def _item(self, value: ast.expr) -> Item:
         match value:
-            case ast.Constant(value=None | str() | bool()):
+            case ast.Constant(value=None | str()):
                 return Plain(value.value)
             case ast.Name() if value.id in self.given:
                 return self._item(self.given[value.id])
@@ -138,9 +138,7 @@ def is_plain(kind: Any) -> bool:
     )  # fmt: skip
 
 
-def given_once(
-    statements: Sequence[ast.stmt], nodes: Sequence[ast.AST]
-) -> dict[str, ast.expr]:  # fmt: skip
+def given_once(statements: Sequence[ast.stmt], nodes: Sequence[ast.AST]) -> dict[str, ast.expr]:
     """What names are that the host part assigns once, as a collection, and that are returned and
     used nowhere else. ``nodes``: all of the function."""
     uses: dict[str, list[ast.Name]] = {}

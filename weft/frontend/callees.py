@@ -40,7 +40,7 @@ _STORING_NAMES = (
     "imatmul", "iand", "ior", "ixor", "ilshift", "irshift",
 )  # fmt: skip
 # What gives the elements of its argument.
-_ITERATING = (serial, static, list, tuple, iter, reversed, sorted, copy.copy)
+ITERATING = (serial, static, list, tuple, iter, reversed, sorted, copy.copy)
 _STORING = tuple(getattr(operator, name) for name in _STORING_NAMES)
 STORING_METHODS = frozenset(f"__{name}__" for name in _STORING_NAMES)
 
@@ -65,7 +65,7 @@ def element(over: ast.expr, callees: Callable[[ast.expr], Objects]) -> ast.expr:
             ):
                 found = list(callees(func).values())
                 callee = found[0] if len(found) == 1 else None
-                if len(args) == 1 and any(callee is each for each in _ITERATING):
+                if len(args) == 1 and any(callee is each for each in ITERATING):
                     return inner(args[0])
                 if callee is zip:
                     return ast.Tuple([*map(inner, args)], ast.Load())

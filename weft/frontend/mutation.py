@@ -6,7 +6,6 @@ Not decided here: whether the parameter is a tensor at all (``n += 1`` on an int
 from __future__ import annotations
 
 import ast
-import copy
 import functools
 import operator
 import types
@@ -15,6 +14,7 @@ from typing import Any
 
 from weft.errors import SourceUnavailableError
 from weft.frontend.callees import (
+    ITERATING,
     NONE,
     STORING_METHODS,
     Bound,
@@ -43,7 +43,6 @@ from weft.frontend.names import (
     parameter_names,
     root_name,
 )
-from weft.lang.loops import serial, static
 from weft.lang.vectors import Matrix, Vector
 from weft.source import children, enclosed_function, read_function, subtree
 
@@ -67,8 +66,7 @@ VIEWS = frozenset(
 )  # fmt: skip
 
 # Functions whose result may be, or hold, an object that they were given.
-HANDING_ON = (vars, getattr, next, iter, sorted, functools.reduce, operator.getitem, copy.copy,
-              serial, static)  # fmt: skip
+HANDING_ON = (vars, getattr, next, functools.reduce, operator.getitem, *ITERATING)
 # Methods of lists, dicts and sets that put what they are given into them.
 _HOLDING = ("append", "extend", "insert", "add", "update", "setdefault", "appendleft")
 _MAKING = (ast.Dict, ast.List, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)

@@ -340,6 +340,22 @@ def items_behind(x, out):
             out[i, 1] += v
         for v in x[i]:  # a part is no copy
             x[i, 2] += v
+        for j, v in enumerate(0.5 * x[i]):  # that is left is one over what it carries
+            if v > 0.9:
+                break
+            x[i, j] += v
+            if x[i, 0] > 1.5:
+                break
+        for j, (v, w) in enumerate(zip(x[i] * 0.5, out[i] + x[i], strict=True)):
+            x[i, 0] += v
+            out[i, j] = v - w
+            if out[i, 1] < 0:
+                break
+        for v in x[i, 1:] * 0.5:
+            x[i, 1] += v
+            x[i, 0] -= v
+            if v < -0.3:
+                break
         t = sum(v for v in x[i] * 2.0)
         for _ in range(2):
             x[i, 1] += max(x[i] * 2.0) + t
@@ -371,6 +387,20 @@ def test_items_of_what_is_computed_are_no_later_numbers() -> None:
             for v in reversed(x[i] * 2.0):
                 x[i, 0] = v
 
+    def left(x, out):
+        for i in range(x.shape[0]):
+            for j, v in enumerate(x[i] + 1.0):
+                x[i, max(j, 1)] += v
+                if v < 0:
+                    break
+
+    def left_late(x, out):
+        for i in range(x.shape[0]):
+            for v in x[i] + 1.5:
+                if v < 0:
+                    break
+                x[i, 1] += v
+
     def rows(x, out):
         for i in range(out.shape[0]):
             for r in 2.0 * x:
@@ -378,6 +408,7 @@ def test_items_of_what_is_computed_are_no_later_numbers() -> None:
 
     x, out = torch.randn(3, 3), torch.zeros(3, 3)
     for plain, what in ((ahead, "enumerate(x[i] * 2.0)"), (whole, "1.0 * x[i]"),
+                        (left, "enumerate(x[i] + 1.0)"), (left_late, "x[i] + 1.5"),
                         (backward, "reversed(x[i] * 2.0)"), (rows, "2.0 * x")):  # fmt: skip
         message = f"`{what}` is computed of `x`, which is stored into before it is used"
         assert refused(plain, x, out) == message

@@ -13,7 +13,7 @@ from weft.frontend import rows
 from weft.frontend.context import Lowering, RowUse
 from weft.frontend.kinds import Items, Operand, Row, Scalar, Static, Tup
 from weft.ir.core import Block, Function, Op, Value
-from weft.ir.views import For, accessed_by, constant_of, memory, written_by
+from weft.ir.views import For, Number, While, accessed_by, constant_of, memory, written_by
 from weft.values import frozen
 
 
@@ -88,10 +88,10 @@ def _passed(store: Op, memref: Value, use: RowUse, loop: Op) -> bool:
     """Whether no turn of ``loop`` reads what ``store`` has written in a turn before: it is to where
     the row was read already."""
     loads = [op for op in use.loads if accessed_by(op) is memref]
-    if loop.name != "scf.for" or not loads:
+    counter = _counter(loop)
+    if counter is None or not loads:
         return False
-    index, lower, _, step = For(loop).index, *For(loop).bounds
-    first = constant_of(lower)
+    index, first = counter
     where = [rows.offset(b) for b in memory(store)[1]]
 
     def behind(load: Op) -> bool:
@@ -105,7 +105,23 @@ def _passed(store: Op, memref: Value, use: RowUse, loop: Op) -> bool:
                 return True
         return False
 
-    return constant_of(step) == 1 and all(map(behind, loads))
+    return all(map(behind, loads))
+
+
+def _counter(loop: Op) -> tuple[Value, Number | None] | None:
+    """What counts the turns of ``loop`` up by one, and the constant that it starts at, if it does;
+    None where nothing does. A loop that may be left is one over what it carries."""
+    if loop.name == "scf.for":
+        lower, _, step = For(loop).bounds
+        return (For(loop).index, constant_of(lower)) if constant_of(step) == 1 else None
+    before, after = While(loop).before, While(loop).after
+    for start, checked, given, value, more in zip(
+        loop.operands, before.args, While(loop).handed, after.args, after.terminator.operands,
+        strict=True,
+    ):  # fmt: skip
+        if given is checked and rows.offset(more) == (value, 1):
+            return value, constant_of(start)
+    return None
 
 
 @frozen

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import weft
 from weft.errors import GradientError
@@ -181,3 +182,42 @@ def test_a_loop_over_the_second_size_of_a_tensor_that_is_not_read():
     assert torch.autograd.gradcheck(lambda x: as_often_as_columns(x, y[:, :5]), [x])
     found = as_often_as_columns.backward.interpret(x, y[:, :5])[0]
     torch.testing.assert_close(found, torch.autograd.grad(out.sum(), x)[0])
+
+
+@weft.kernel
+def moved(x, v):
+    for i in range(x.shape[0]):
+        x[i] = x[i] * x[i]
+        v[i] = v[i] * 3
+
+
+def test_forward_mode_of_a_launch_that_writes_to_two_tensors():
+    """A dual tensor is a view of what it was made of."""
+    x, v, dx, dv = torch.randn(4, 5, dtype=torch.float64)
+    expected = 2 * x * dx, 3 * dv
+
+    def call(x, v):
+        moved(x, v)
+        return x, v
+
+    outs, tangents = torch.func.jvp(call, (x.clone(), v.clone()), (dx, dv))
+    torch.testing.assert_close(outs, (x * x, 3 * v))
+    torch.testing.assert_close(tangents, expected)
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(t.clone(), u) for t, u in ((x, dx), (v, dv))]
+        moved(*duals)
+        found = [forward_ad.unpack_dual(t) for t in duals]
+        torch.testing.assert_close(tuple(t.primal for t in found), (x * x, 3 * v))
+        torch.testing.assert_close(tuple(t.tangent for t in found), expected)
+        both = forward_ad.make_dual(torch.stack((x, v)), torch.stack((dx, dv)))
+        moved(*both.unbind())
+        tangent = forward_ad.unpack_dual(both).tangent
+        torch.testing.assert_close(tuple(tangent.unbind()), expected)
+
+    def of_rows(both):
+        rows = both * 1
+        moved(rows[0], rows[1])
+        return rows
+
+    with pytest.raises(GradientError, match="writes to several tensors, and one of them is a view"):
+        torch.func.jvp(of_rows, (torch.stack((x, v)),), (torch.stack((dx, dv)),))

@@ -4,6 +4,7 @@ undecorated Python."""
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -271,7 +272,78 @@ def assigned_at_run_time(x, out):
         out[i] = s + parts[0].low * parts[1].weight
 
 
-KERNELS = [depth_first, three_best, named_tuples, frozen_objects, methods, nested_tuples,
+def read_before(x, out):
+    for i in range(x.shape[0]):
+        stack, seen, last = [], [], []
+        out[i] = 0.0
+        for j in range(x.shape[0]):
+            if stack:
+                top = stack[-1]
+                out[i] += top[0] * 0.5
+            for pair in seen:
+                out[i] += pair[1]
+            if len(last) > 1:
+                gone = last.pop()
+                out[i] -= gone[0]
+            stack.append((x[j], j))
+            seen.append((j, x[(i + j) % x.shape[0]]))
+            last.append((x[j] * 2, i))
+
+
+def turn(o, a, b):
+    return (a[0] - o[0]) * (b[1] - o[1]) - (a[1] - o[1]) * (b[0] - o[0])
+
+
+def is_old(t, j):
+    return t[1] < j - 2
+
+
+def handed_before(x, out):
+    for i in range(x.shape[0]):
+        hull, heap = [], []
+        out[i] = 0.0
+        for j in range(x.shape[0]):
+            q = (j, x[j])
+            while len(hull) >= 2 and turn(hull[-2], hull[-1], q) <= 0:
+                hull.pop()
+            hull.append(q)
+            while heap and is_old(heap[0], j):
+                heapq.heappop(heap)
+            heapq.heappush(heap, (x[j], j))
+            out[i] += heap[0][0]
+        out[i] += len(hull)
+
+
+def joined(p, v):
+    return Part(p.low, v, p.weight * 0.5)
+
+
+class Run(NamedTuple):
+    of: float
+    begin: int
+    end: int
+
+
+def asked_before(x, out):
+    for i in range(x.shape[0]):
+        parts, runs = [], []
+        for j in range(x.shape[0]):
+            if parts and parts[-1].weight > 0.3:
+                parts[-1] = joined(parts[-1], j)
+            else:
+                parts.append(Part(j, i))
+            if not runs or (runs[-1].of > 0) != (x[j] > 0):
+                runs.append(Run(x[j], j, j + 1))
+            else:
+                runs[-1] = runs[-1]._replace(end=j + 1)
+        longest = max(runs, key=lambda r: r.end - r.begin)
+        out[i] = longest.begin + 10 * longest.end
+        for p in parts:
+            out[i] += p.weight * p.high
+
+
+KERNELS = [depth_first, three_best, read_before, handed_before, asked_before, named_tuples,
+            frozen_objects, methods, nested_tuples,
            by_a_function, widened, heap, in_order, extremes, nearest,
            assigned_at_run_time]  # fmt: skip
 

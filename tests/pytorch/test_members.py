@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
@@ -371,3 +373,72 @@ def test_further_arguments_that_are_not_as_annotated(
     with pytest.raises(weft.CompileError) as raised:
         kernel(torch.ones(3), *given, **named)
     assert raised.value.message == message
+
+
+def scaled(v, by, plus=0.0):
+    return v * by + plus
+
+
+@weft.kernel
+def mapped(x, f):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = f(x[i])
+    return out
+
+
+@weft.kernel
+def times(x, s):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * s
+    return out
+
+
+@weft.kernel
+def mapped_whole(x, f):
+    y = f(x)
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = y[i] * x[i]
+    return out
+
+
+@weft.kernel
+def summed(x, steps):
+    out = torch.zeros_like(x)
+    for t in weft.serial(steps):
+        for i in range(x.shape[0]):
+            for k in steps:
+                out[i] += x[i] * x[i] * k + t
+    return out
+
+
+@pytest.mark.parametrize("call", [
+    lambda x, w, n, s: mapped(x, partial(scaled, by=s)),
+    lambda x, w, n, s: mapped(x, partial(scaled, by=2.0, plus=w[1])),
+    lambda x, w, n, s: mapped(x, partial(scaled, plus=s, by=n)),
+    lambda x, w, n, s: mapped_whole(x, partial(torch.mul, w)),
+    lambda x, w, n, s: mapped_whole(x, partial(torch.clamp, min=s)),
+    lambda x, w, n, s: summed(x, range(n)),
+    lambda x, w, n, s: summed(x, range(x.shape[0], 0, -2)),
+    lambda x, w, n, s: summed(x, {"a": range(1, n)}["a"]),
+])  # fmt: skip
+def test_ranges_and_partial_functions(call: Callable[..., Any]) -> None:
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for size, n, s in ((5, 3, 0.5), (5, 3, 0.25), (7, 4, 0.25)):
+        given = [torch.randn(size, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+        found, expected = compiled(*given, n, s), call(*given, n, s)
+        torch.testing.assert_close(found, expected)
+        weights = torch.randn_like(found)
+        slopes = [torch.autograd.grad(y, given, weights, allow_unused=True, materialize_grads=True)
+                  for y in (found, expected)]  # fmt: skip
+        torch.testing.assert_close(*slopes)
+
+
+def test_what_is_of_numpy_breaks_the_graph() -> None:
+    x, s = torch.randn(5), np.float32(1.5)
+    for call in (lambda x, s: times(x, s), lambda x, s: mapped(x, partial(scaled, by=s))):
+        torch.testing.assert_close(torch.compile(call, backend="eager")(x, s), call(x, s))
+    with pytest.raises(Exception, match=r"`s` is of NumPy: pass a number as Python's"):
+        torch.compile(lambda x, s: times(x, s), fullgraph=True, backend="eager")(x, s)

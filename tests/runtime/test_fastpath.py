@@ -1,7 +1,10 @@
 """The functions before the exact key: each call is like one met before, or goes on."""
 
 import itertools
+import linecache
 import threading
+from collections import OrderedDict, defaultdict
+from functools import partial
 
 import numpy as np
 import pytest
@@ -305,3 +308,112 @@ def test_calls_of_two_kinds_of_arguments_in_turn_have_plans():
             torch.testing.assert_close(kernels[function](*args), expected(function, *args))
         made = plans() if turn < 2 else made
     assert plans() == made
+
+
+def called(x, f):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = f(x[i])
+    return out
+
+
+def gone_over(x, f):
+    out = torch.zeros_like(x)
+    for i in range(x.shape[0]):
+        for k in f:
+            out[i] += x[i] * k
+    return out
+
+
+def sliced(x, f):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * f.start + f.stop
+    return out
+
+
+def looked_up(x, f):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * f["a"] + f.get("b", 0.5)
+    return out
+
+
+def scaled(v, by, plus=0.0):
+    return v * by + plus
+
+
+def of_defaults(by):
+    def f(v, by=by):
+        return v * by if by != 2 else v / by
+
+    return f
+
+
+def four():
+    return lambda v: v * 4
+
+
+def three():
+    return lambda v: v * 3
+
+
+def taken():
+    return partial(lambda w, v: w - v, 1.5)
+
+
+def turned():
+    return partial(lambda w, v: v - w, 1.5)
+
+
+# For each kernel, what makes a value that means the same each time, values that do not, and for how
+# many all of them are compiled.
+MADE_ANEW = [
+    (called, four, [three()], 2),
+    (called, lambda: of_defaults(3), [of_defaults(3.5), of_defaults(2)], 3),
+    (called, lambda: partial(scaled, by=2.5),
+     [partial(scaled, by=3.5), partial(scaled, by=2.5, plus=1), partial(scaled, plus=1.5, by=2)],
+     4),
+    (called, taken, [turned()], 2),
+    (gone_over, lambda: range(1, 4, 2), [range(1, 4), range(0, -3, -1), range(0)], 4),
+    (sliced, lambda: slice(3, 7), [slice(4, 7), slice(3.0, 7.5)], 2),  # ints are passed
+    (looked_up, lambda: OrderedDict(a=2, b=3), [OrderedDict(b=4, a=2), OrderedDict(a=3)], 3),
+    (looked_up, lambda: defaultdict(int, a=3), [defaultdict(int, a=3, b=1)], 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", range(len(MADE_ANEW)))
+def test_what_is_made_anew_for_each_call_is_compiled_once(case):
+    plain, make, others, count = MADE_ANEW[case]
+    kernel, x = weft.kernel(plain), torch.randn(5)
+    for _ in range(3):
+        for f in (make(), make(), *others):
+            torch.testing.assert_close(kernel(x, f), plain(x, f))
+        assert len(kernel.specializations) == count
+        assert sum(s.plans for s in kernel.specializations) == count
+
+
+def test_functions_of_one_text_are_what_they_see():
+    """Their module, closure and defaults, now."""
+    text = "f = lambda v: v * SCALE\ng = lambda v, by=1.0: v * by\n"
+    code = compile(text, "<anew>", "exec")
+    linecache.cache["<anew>"] = (len(text), None, text.splitlines(True), "<anew>")
+    modules = [{"SCALE": scale} for scale in (2.0, 3.0, 2.0)]
+    for module in modules:
+        exec(code, module)
+    kernel, x = weft.kernel(called), torch.randn(5)
+    for module in modules:
+        torch.testing.assert_close(kernel(x, module["f"]), x * module["SCALE"])
+    modules[0]["SCALE"] = 5.0
+    torch.testing.assert_close(kernel(x, modules[0]["f"]), x * 5)
+    torch.testing.assert_close(kernel(x, modules[2]["f"]), x * 2)
+    for module, by in itertools.product(modules, (1.0, 1.5, 1.0)):
+        module["g"].__defaults__ = (by,)
+        torch.testing.assert_close(kernel(x, module["g"]), x * by)
+
+    def closure(by, weight):
+        return lambda v: v * by + weight[0]
+
+    for by, weight in itertools.product((1.0, 2.0, 2.0), (torch.ones(1), torch.zeros(1))):
+        torch.testing.assert_close(kernel(x, closure(by, weight)), x * by + weight)
+        torch.testing.assert_close(kernel(x, partial(scaled, by=weight[0])), x * weight)

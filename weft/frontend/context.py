@@ -41,6 +41,7 @@ from weft.frontend.kinds import (
     of_values,
     renewed,
 )
+from weft.frontend.room import Key, Rooms
 from weft.frontend.scalars import Scalars
 from weft.frontend.scope import Frame, Guard, TensorReached
 from weft.frontend.specs import Spec
@@ -123,6 +124,7 @@ class Lowering:
     empty: set[tuple[Any, ...]] = field(default_factory=set)  # lists of which no item is known yet
     failed: CompileError | None = None  # a round that does not know them
     homes: dict[tuple[Any, ...], Form] = field(default_factory=dict)  # see moves.py; all rounds
+    rooms: Rooms = field(default_factory=Rooms)  # of all rounds
     builder: Builder = field(init=False)
     scalars: Scalars = field(init=False)
     frame: Frame = field(init=False)
@@ -149,20 +151,23 @@ class Lowering:
         """Where ``node`` is; in a function of weft's own, the user's call of that."""
         return self.frame.called_at or self.frame.source.span(node)
 
-    def widen(self, name: str, operand: Operand, span: Span) -> Kind:
-        """The kind of variable ``name`` after it has also been assigned ``operand``."""
-        return self.widen_at((*self.frame.path, *self.frame.own.get(name, ()), name), operand, span)
+    def widen(self, name: str, operand: Operand, span: Span, wraps: bool = False) -> Kind:
+        """The kind of variable ``name`` after it has also been assigned ``operand``, with room for
+        that, but where it ``wraps``."""
+        key = (*self.frame.path, *self.frame.own.get(name, ()), name)
+        return self.widen_at(key, operand, span, wraps)
 
-    def widen_at(self, key: tuple[Any, ...], operand: Operand, span: Span) -> Kind:
+    def widen_at(self, key: Key, operand: Operand, span: Span, wraps: bool = False) -> Kind:
         """The same of the variable of that path and name, perhaps of another function."""
-        known = self.kinds.get(key)
-        kind = kind_of(operand)
+        known, kind = self.kinds.get(key), self.rooms.given(key, kind_of(operand))
         if known is not None:  # one more object; where control flow joins, they are compared
             known = renewed(known, kind)
         if known is not None and known != kind:
-            joined = self.join(known, kind, key[-1], span)
+            joined = self.rooms.given(key, self.join(known, kind, key[-1], span))
             self.widened |= joined != known and joined is not kind  # which holds from here on
             kind = joined
+        if not wraps:
+            self.rooms.note(key, kind, operand)
         self.kinds[key] = kind
         return kind
 
@@ -247,6 +252,8 @@ class Lowering:
                 if not self.empty or self.frame.source.name in vars(lists):
                     raise
                 self.failed = self.failed or error  # what follows may say what the lists hold
+                if isinstance(node, ast.If | ast.While | ast.For):
+                    self.block([*node.body, *node.orelse])
         self.where, self.statement, self.pending, self.begin = outer
 
     def bind(self, target: ast.expr, operand: Operand, span: Span) -> None:

@@ -51,6 +51,7 @@ from weft.frontend.kinds import (
     same_operand,
 )
 from weft.frontend.names import dotted, is_known_module
+from weft.frontend.room import roomy
 from weft.frontend.scope import ABSENT, Guard, assigning, place_of
 from weft.frontend.specs import vector_entries
 from weft.ir.core import Block, Op, Value
@@ -544,6 +545,7 @@ def choose(
             _end(op, b, values)
             return row
     kind = cx.join(kind_of(sides[0]), kind_of(sides[1]), "", span)
+    kind = roomy(roomy(kind, sides[0]), sides[1])
     if isinstance(kind, OpaqueKind):
         _end(op, b, values)
         return sides[0]

@@ -181,6 +181,8 @@ def _note_item(cx: Lowering, x: Tensor | TupleList, item: Operand, span: Span) -
         _check_number(item, span)
         if x.key:
             cx.widened |= cx.widen_at(x.key, item, span) != ScalarKind(x.dtype)
+        if isinstance(item, Static):  # and not what was read of the list itself
+            cx.empty.discard(x.key)
 
 
 def _first(x: Tensor | TupleList) -> Tensor:

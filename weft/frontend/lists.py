@@ -39,6 +39,7 @@ from weft.frontend.kinds import (
     same_operand,
 )
 from weft.frontend.names import STORES, dotted, root_name, without_subscripts
+from weft.frontend.room import dtype_with_room
 from weft.frontend.scope import Frame
 from weft.frontend.signatures import argument
 from weft.ir import types as ir
@@ -306,6 +307,7 @@ def ordered(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Operand:
     if down and not isinstance(down[0], Static):
         turned = cx.scalars.truth(cx.read_number(down[0], span), span)
     dtype = functools.reduce(promote, [dtype_of(x) or "" for x in items])
+    dtype = dtype_with_room(dtype, *items)
     values: list[Operand] = [cx.scalars.cast(x, dtype, span) for x in items]
     for end in range(1, len(values)):
         for k in range(end, 0, -1):

@@ -69,6 +69,7 @@ from weft.frontend.kinds import (
     is_complex,
 )
 from weft.frontend.names import bound_names, stored_lists
+from weft.frontend.room import Rooms
 from weft.frontend.scalars import Scalars
 from weft.frontend.scope import Frame, Guard, note_counts
 from weft.frontend.specs import CAPTURED_BITS, ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec
@@ -106,15 +107,21 @@ def lower(
     kinds: dict[tuple[Any, ...], Kind] = {}
     sources: dict[Any, FunctionSource] = {}  # what rounds note at nodes stays
     homes: dict[tuple[Any, ...], Form] = {}
+    rooms = Rooms()
     rounds, known = 0, len(homes)
     while rounds < MOST_ROUNDS + 3 * len(kinds):  # one may widen one variable: int, float, f64
         rounds += 1
         kinds = {key: kind for key, kind in kinds.items() if not isinstance(kind, OpaqueKind)}
-        lowering = Lowering(region, specs, source, kinds, debug, sources=sources, homes=homes)
+        before = {**kinds}
+        rooms.begin()
+        lowering = Lowering(
+            region, specs, source, kinds, debug, sources=sources, homes=homes, rooms=rooms
+        )
         try:
             lowered = _run(lowering)
         except Again as again:
-            kinds = kinds if again.kinds_stay else {}
+            learned = _learned(lowering)
+            kinds = {} if not again.kinds_stay else before | learned if learned else kinds
             if len(homes) > known:  # a list that is found to change places begins it anew
                 rounds, known = 0, len(homes)
             continue
@@ -124,7 +131,12 @@ def lower(
             lowered = _once_more(lowering, error)
         if lowering.failed is not None:
             lowered = _once_more(lowering, lowering.failed)
+        if learned := _learned(lowering):
+            kinds = before | learned
+            continue
         if lowered is None:
+            continue
+        if not lowering.widened and rooms.are_made():
             continue
         if not lowering.widened:
             _advise(lowering)
@@ -132,6 +144,12 @@ def lower(
             source.printed |= bool(lowering.printed)
             return lowered
     raise AssertionError("types did not settle")
+
+
+def _learned(cx: Lowering) -> dict[tuple[Any, ...], Kind]:
+    """What lists hold that were empty when they were made, as far as this round has found out. What
+    it read of them had another kind, and so has all that came of that."""
+    return {key: cx.kinds[key] for key in cx.empty if key in cx.kinds}
 
 
 def _once_more(cx: Lowering, error: Exception) -> None:
@@ -353,7 +371,8 @@ def _before(cx: Lowering, node: ast.For, name: str) -> tuple[Operand, TotalKind]
             help="use one variable for each member, a weft.Struct, or accumulate into a tensor",
         )
     initial = _numbers(cx, before, cx.span(node))
-    kind = cx.widen(name, initial, cx.span(node))
+    # A sum of elements wraps as they do, with what it begins with.
+    kind = cx.widen(name, initial, cx.span(node), wraps=not is_once(node))
     assert isinstance(kind, ScalarKind | ComplexKind | VecKind | TupKind)
     return initial, kind
 

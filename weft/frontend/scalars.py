@@ -23,6 +23,7 @@ from weft.frontend.kinds import (
     promote,
 )
 from weft.frontend.powers import integer_power
+from weft.frontend.room import dtype_with_room
 from weft.ir import types as ir
 from weft.ir.builder import Builder
 from weft.ir.core import Value
@@ -216,6 +217,7 @@ class Scalars:
     def select(self, condition: Value, a: Operand, b: Operand, span: Span,
                *, shared: bool = False) -> Scalar:  # fmt: skip
         dtype = promote(self.number(a, span), self.number(b, span))
+        dtype = dtype_with_room(dtype, a, b)
         x, y = self.cast(a, dtype, span).value, self.cast(b, dtype, span).value
         return Scalar(_choice(self.builder, condition, x, y, shared=shared), dtype)
 

@@ -6,8 +6,11 @@ The runtime computes specs from values (``runtime/signature.py``); the frontend 
 from __future__ import annotations
 
 import enum
+import functools
 import struct
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Hashable
+from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any
 
 from weft.lang.elements import Elementwise
@@ -19,6 +22,8 @@ TENSOR_DTYPES = (
     "u64", "bool",
 )  # fmt: skip
 
+
+_DICTS = (dict, OrderedDict, defaultdict, Counter)
 
 CAPTURED_BITS = 31  # captured ints that are passed, and what is computed of them, fit in 64
 
@@ -107,12 +112,15 @@ Spec = TensorSpec | ScalarSpec | TupleSpec | ConstSpec
 def constant_key(value: Any) -> Hashable:
     """A hashable key that is equal exactly where two constants may share compiled code.
 
-    Plain data (numbers, strings, enums, and tuples, lists, sets and dicts of them) compares by type
-    and value; functions, classes and any other object by identity.
+    Plain data (numbers, strings, enums, ranges, slices, and tuples, lists, sets and dicts of them)
+    compares by type and value, functions that see nothing but their module by their code, and
+    partial functions by what they are made of; classes and any other object by identity.
     """
     kind = type(value)
     if kind in (int, bool, str, bytes, type(None), type(Ellipsis)):
         return (kind, value)
+    if kind is FunctionType:
+        return _function_key(value)
     if kind is float:
         return (float, struct.pack("d", value))
     if kind is complex:
@@ -121,14 +129,39 @@ def constant_key(value: Any) -> Hashable:
         return (kind, value.name)
     if isinstance(value, tuple | list):
         return (kind, *map(constant_key, value))
-    if kind is dict:
-        return (dict, *((constant_key(k), constant_key(v)) for k, v in value.items()))
+    if kind in _DICTS:
+        made = Identity(value.default_factory) if kind is defaultdict else None
+        return (kind, made, *((constant_key(k), constant_key(v)) for k, v in value.items()))
     if isinstance(value, Elementwise):
         tracked = any(getattr(entry, "requires_grad", False) for entry in value.entries())
         return (kind, value.shape, tracked, *map(constant_key, vector_entries(value)))
     if kind in (set, frozenset):
         return (kind, frozenset(map(constant_key, value)))
+    if kind in (range, slice):
+        return (kind, *map(constant_key, (value.start, value.stop, value.step)))
+    if kind is functools.partial:
+        key = (kind, *map(constant_key, (value.func, value.args, value.keywords)))
+        return key if _is_by_value(key) else Identity(value)
     return Identity(value)
+
+
+def _function_key(function: FunctionType) -> Hashable:
+    """Of functions that are made anew for each call, such as a lambda among its arguments. What
+    stands in a closure is read of the one function again and again, as are attributes."""
+    if function.__closure__ or vars(function):
+        return Identity(function)
+    more = (function.__defaults__, function.__kwdefaults__, function.__annotations__)
+    key = tuple(map(constant_key, more)) if any(more) else ()
+    if not _is_by_value(key):
+        return Identity(function)
+    return (FunctionType, Identity(function.__code__), Identity(function.__globals__), *key)
+
+
+def _is_by_value(key: Hashable) -> bool:
+    """Whether what has this key holds no tensor or other object that is read at each call."""
+    if isinstance(key, Identity):
+        return isinstance(key.value, FunctionType | BuiltinFunctionType | CodeType | type | dict)
+    return not isinstance(key, tuple | frozenset) or all(map(_is_by_value, key))
 
 
 def vector_entries(value: Elementwise) -> list[Any]:

@@ -108,6 +108,8 @@ def are_alike(items: Sequence[Operand]) -> bool:
 def _note(cx: Lowering, key: tuple[object, ...], item: Operand, span: Span) -> None:
     """Notes that the list of that ``key`` holds ``item``, too."""
     _check(item, span)
+    if key in cx.empty and isinstance(cx.kinds.get(key), ScalarKind):
+        del cx.kinds[key]  # what was read of it, and stored again, was no number
     known = cx.kinds.get(key)
     if known is not None and _form(known) != _form(kind_of(item)):
         holds = article(known) if isinstance(known, TupKind) else "numbers"

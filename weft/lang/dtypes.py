@@ -101,7 +101,7 @@ class Scalar(torch.Tensor):
                 return NotImplemented
         with quietly():
             args = tuple([v if isinstance(v, torch.Tensor) else strongly(v) for v in args])
-            if involves_unsigned(args):
+            if involves_unsigned(args) or _is_beyond(func, args):
                 result = _unsigned(func, args)
                 if result is not NotImplemented:
                     return _as_values(result)
@@ -190,10 +190,8 @@ for _name in "add sub mul truediv floordiv mod pow and_ or_ xor lshift rshift".s
 
 
 def _as_values(result: Any) -> Any:
-    if isinstance(result, torch.Tensor):
-        if type(result) is torch.Tensor and result.dim() == 0:
-            return result.as_subclass(Scalar)
-        return result
+    if type(result) is torch.Tensor and result.dim() == 0:
+        return result.as_subclass(Scalar)
     if type(result) in (tuple, list):
         return type(result)(_as_values(item) for item in result)
     return result
@@ -233,11 +231,8 @@ _UNARY: dict[str, Callable[[int], int]] = {
     "sign": lambda a: int(a > 0), "floor": int, "ceil": int, "trunc": int, "round": int,
 }  # fmt: skip
 _PYTHON: dict[str, Callable[[Any], Any]] = {
-    "__int__": int,
-    "__index__": int,
-    "__float__": float,
-    "__bool__": bool,
-}
+    "__int__": int, "__index__": int, "__float__": float, "__bool__": bool,
+}  # fmt: skip
 _ALIASES = {
     "floor_divide": "floordiv", "remainder": "mod", "bitwise_and": "and", "bitwise_or": "or",
     "bitwise_xor": "xor", "bitwise_left_shift": "lshift", "bitwise_right_shift": "rshift",
@@ -307,10 +302,15 @@ def stored(value: Any, dtype: torch.dtype) -> Any:
 
 def involves_unsigned(args: Sequence[Any]) -> bool:
     """Whether one of ``args`` is a 0-d tensor of these dtypes."""
-    for value in args:
-        if isinstance(value, torch.Tensor) and value.dtype in UNSIGNED and not value.dim():
-            return True
-    return False
+    return any(isinstance(v, torch.Tensor) and v.dtype in UNSIGNED and not v.dim() for v in args)
+
+
+def _is_beyond(function: Callable[..., Any], args: Sequence[Any]) -> bool:
+    """Whether a number is compared with an int that its dtype has not, which torch would wrap."""
+    whole = getattr(function, "__name__", "").strip("_") in _COMPARISONS
+    kinds = [v.dtype for v in args if isinstance(v, torch.Tensor)]
+    whole = whole and all(map(_is_integer, args))
+    return whole and any(type(v) is int and v != _number(wrapped(v, kinds[0])) for v in args)
 
 
 def _unsigned(function: Callable[..., Any], args: Sequence[Any]) -> Any:

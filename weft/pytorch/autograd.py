@@ -318,7 +318,7 @@ def launch(
     for k in loop.written:
         _check_written(loop, k, values[k], recording)
     views = [k for k in loop.written if values[k]._is_view()]
-    if views and len(loop.written) > 1:
+    if views and recording and len(loop.written) > 1:
         raise GradientError(
             f"the loop writes to {len(loop.written)} tensors, and `{loop.names[views[0]]}` is a "
             "view: torch cannot follow that",

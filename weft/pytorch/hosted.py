@@ -323,11 +323,13 @@ class TracedLoop:
             if given[k] != "r":
                 continue
             for value in own:
-                if _whole(value) is not value and given.count("r") > 1:
+                others = [v for j, each in enumerate(tensors) if j != k for v in each]
+                if (whole := _whole(value)) is not value and given.count("r") > 1:
                     if traced:
                         raise TypeError(self.several)
-                    raise GradientError(_SEVERAL[0], self.span, help=_SEVERAL[1])
-                others = [v for j, each in enumerate(tensors) if j != k for v in each]
+                    # A dual tensor is a view of what it was made of.
+                    if not inside or any(_whole(v) is whole for v in others):
+                        raise GradientError(_SEVERAL[0], self.span, help=_SEVERAL[1])
                 if (inside or not traced) and any(_in_common(value, v) for v in others):
                     if traced:
                         raise TypeError(self.shared)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._guards import TracingContext
@@ -138,8 +139,7 @@ class Operators:
     def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The same while Dynamo traces it: plain loops, and the operator as a constant."""
         if not _fit(self.parameters, args, kwargs):
-            self.refuse("", False)
-            return self.refused[""](*args, **kwargs)
+            return self.refused[self.refuse("", "call")](*args, **kwargs)
         values: list[Any] = []
         types: list[str] = []
         passed: list[Any] = []
@@ -150,8 +150,9 @@ class Operators:
             value = _given(self.parameters, number, args, kwargs)
             kind = schema_type(parameter, value)
             if isinstance(value, torch.Tensor) and value.is_nested:
-                self.refuse(parameter.name, True)
-                return self.refused[parameter.name](*args, **kwargs)
+                return self.refused[self.refuse(parameter.name, "nested")](*args, **kwargs)
+            if isinstance(value, np.ndarray):  # as numbers of NumPy are, too, while Dynamo traces
+                return self.refused[self.refuse(parameter.name, "numpy")](*args, **kwargs)
             values.append(value)
             if kind == "float" and self.letters[number] == "c" and changes(value):
                 value, kind = as_tensor(value), CHANGING
@@ -164,8 +165,7 @@ class Operators:
         likes, members = members_of(self.parameters, self.reads, values, True)
         for parameter, like in zip(self.parameters, likes, strict=True):
             if like == "object":
-                self.refuse(parameter.name, False)
-                return self.refused[parameter.name](*args, **kwargs)
+                return self.refused[self.refuse(parameter.name, "object")](*args, **kwargs)
         if any(not isinstance(like, str) for like in likes):
             key = self.make_of_members(self.token, likes)
             return self.assemble(self.of_members[key].traced(members, {}), values)
@@ -289,14 +289,15 @@ class Operators:
             install_guard(GlobalStateSource().make_guard(GuardBuilder.DUAL_LEVEL))
         return is_open() and not torch._C._are_functorch_transforms_active()
 
-    def refuse(self, name: str, nested: bool) -> bool:
-        """Makes ``refused[name]``: the kernel, in front of which Dynamo breaks its graph. Where it
-        must not, the message says why."""
-        if name not in self.refused:
-            reason = _no_argument(name, self.kernel.__name__, nested)
+    def refuse(self, name: str, what: str) -> str:
+        """The key in ``refused`` of the kernel, in front of which Dynamo breaks its graph. Where it
+        must not, the message says what the argument for ``name`` is that a graph cannot have."""
+        key = f"{what} {name}"
+        if key not in self.refused:
+            reason = _no_argument(name, self.kernel.__name__, what)
             kernel: Any = self.kernel
-            self.refused[name] = torch.compiler.disable(kernel.__call__, reason=reason)
-        return True
+            self.refused[key] = torch.compiler.disable(kernel.__call__, reason=reason)
+        return key
 
     # What torch.compiler.assume_constant_result does, without importing Dynamo.
     name_for._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -331,19 +332,26 @@ class MemberOperators(Operators):
         return out
 
 
-def _no_argument(name: str, kernel: str, nested: bool) -> str:
-    """Why a graph cannot have the value of the parameter ``name``; of none, the call itself."""
-    if not name:
-        return f"the arguments do not fit the parameters of `{kernel}`"
-    if nested:
-        return f"`{name}` is a nested tensor: pass its values, and wrap what comes of it"
-    return (
-        f"`{name}` is an object of which `{kernel}` does not only read attributes that are "
-        "tensors, numbers, functions, dtypes, strings, None, or lists, dicts, named tuples and "
-        f"dataclasses of these: PyTorch's graphs hold nothing else. Read `{name}.attribute` in the "
-        "kernel itself, or give what it reads parameters of its own, and pass them from a function "
-        "or method around it"
-    )
+def _no_argument(name: str, kernel: str, what: str) -> str:
+    """Why a graph cannot have the value of the parameter ``name``, or the "call" itself."""
+    match what:
+        case "call":
+            return f"the arguments do not fit the parameters of `{kernel}`"
+        case "nested":
+            return f"`{name}` is a nested tensor: pass its values, and wrap what comes of it"
+        case "numpy":
+            return (
+                f"`{name}` is of NumPy: pass a number as Python's (`.item()`), made before the "
+                f"compiled function is called, and an array as torch.from_numpy({name})"
+            )
+        case _:
+            return (
+                f"`{name}` is an object of which `{kernel}` does not only read attributes that are "
+                "tensors, numbers, functions, dtypes, strings, None, or lists, dicts, named tuples "
+                "and dataclasses of these: PyTorch's graphs hold nothing else. Read "
+                f"`{name}.attribute` in the kernel itself, or give what it reads parameters of its "
+                "own, and pass them from a function or method around it"
+            )
 
 
 def _made_by_calls(operators: Operators) -> Iterator[Operator]:

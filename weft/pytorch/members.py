@@ -9,6 +9,7 @@ that Dynamo traces; the operator puts them together again, and carries the kerne
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from weft.frontend.names import root_name
 from weft.frontend.parameters import Parameter
 from weft.frontend.split import HostPart
 from weft.lang.dtypes import DType
+from weft.pytorch.changing import without_symbols
 from weft.pytorch.identity import chains
 from weft.pytorch.operator import as_call
 from weft.runtime.launch import KernelLike, Launcher
@@ -150,7 +152,7 @@ def taken_apart(value: Any, reads: Reads, found: list[Any], depth: int = 0) -> L
         return None
     parts, inner = _read(value, reads), [read for _, read in reads]
     if parts is None:
-        parts = parts_of(value)
+        parts = _made_of(value) or parts_of(value)
         if parts is None:
             return None
         inner = [() for _ in parts[2]]
@@ -162,6 +164,19 @@ def taken_apart(value: Any, reads: Reads, found: list[Any], depth: int = 0) -> L
             return None
         likes.append(like)
     return kind, tuple(names), tuple(likes)
+
+
+def _made_of(value: Any) -> tuple[type, tuple[Any, ...], Sequence[Any]] | None:
+    """What a range or a function with arguments of its own was made of; None of another value."""
+    if isinstance(value, range):
+        return range, (), [value.start, value.stop, value.step]
+    if isinstance(value, functools.partial):
+        keywords = value.keywords
+        items = [value.func, *value.args, *keywords.values()]
+        if torch.compiler.is_dynamo_compiling():  # a loop has what it calls compiled in
+            items = [without_symbols(item) for item in items]
+        return functools.partial, tuple(keywords), items
+    return None
 
 
 def _read(value: Any, reads: Reads) -> tuple[type, tuple[Any, ...], Sequence[Any]] | None:
@@ -192,6 +207,11 @@ def put_together(like: Like, given: Iterator[Any]) -> Any:
         return dict(zip(names, items, strict=True))
     if kind in (list, tuple):
         return kind(items)
+    if kind is range:
+        return range(*items)
+    if kind is functools.partial:
+        plain = len(items) - len(names)
+        return functools.partial(*items[:plain], **dict(zip(names, items[plain:], strict=True)))
     if issubclass(kind, tuple):
         return tuple.__new__(kind, items)
     made = object.__new__(kind)  # its __init__ and __post_init__ have run
@@ -206,7 +226,7 @@ def _leaves(name: str, like: Like) -> Iterator[tuple[str, str]]:
         yield name, like
         return
     for k, inner in enumerate(like[2]):
-        yield from _leaves(f"{name}_{like[1][k] if like[1] else k}", inner)
+        yield from _leaves(f"{name}_{like[1][k] if len(like[1]) == len(like[2]) else k}", inner)
 
 
 class MemberKernel:

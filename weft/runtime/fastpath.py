@@ -456,7 +456,11 @@ def kind_of(spec: Spec, value: Any) -> str:
             return "size" if type(value) is torch.Size else "tuple"
         case _:
             pass
-    if value is None or isinstance(value, types.FunctionType | type):
+    if isinstance(value, types.FunctionType):
+        # One that is defined where it is passed may be another object at each call.
+        anew = "<" in value.__qualname__ and not value.__closure__
+        return "constant" if anew else "identity"
+    if value is None or isinstance(value, type):
         return "identity"
     return "plain" if type(value) in _PLAIN else "constant"
 

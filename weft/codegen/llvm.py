@@ -14,7 +14,7 @@ from weft.codegen.copies import LINE
 from weft.codegen.emit import INDEX_BITS, Emitter, View, llvm_type, memory_type
 from weft.codegen.philox import random_word
 from weft.codegen.pool import AVAILABLE, CUT
-from weft.ir.core import Block, Op, walk
+from weft.ir.core import Block, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.types import ScalarType, i1
 from weft.ir.views import (
@@ -258,6 +258,7 @@ MOST_INTERLEAVED = 200  # lines
 def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     lower, upper, step, *inits = operands
     body = op.body
+    inits = _fenced(e, op, inits)
     if For(op).lower in e.bits or "counts" in op.attrs:
         e.bits[body.args[0]] = INDEX_BITS
     note_extrema(e, op)
@@ -317,6 +318,29 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
     if op.attrs.get("independent"):
         e.groups.pop()
     return results
+
+
+def _fenced(e: Emitter, op: Op, inits: Sequence[str]) -> list[str]:
+    """What sums in the loop ``op`` start from, as a number of which LLVM does not know where it is
+    from: beside a first term that is a multiple of it, it would make (1 + c) * x of x + c * x."""
+    if not any("reassociate" in inner.attrs for inner in walk(op.body)):
+        return list(inits)
+    given = []
+    for value, init in zip(For(op).inits, inits, strict=True):
+        if (t := value.scalar).is_float and constant_of(value) is None and not _is_handed_on(value):
+            fence = f"llvm.arithmetic.fence.{e.suffix(t)}"
+            given.append(e.intrinsic(fence, e.type(t), (e.type(t), init)))
+        else:
+            given.append(init)
+    return given
+
+
+def _is_handed_on(value: Value) -> bool:
+    """Whether a loop around carries it for a loop inside and nothing else."""
+    block = value.owner
+    if not isinstance(block, Block):
+        return False
+    return sum(v is value for inner in walk(block) for v in inner.operands) == 1
 
 
 def _has_longer_loops(op: Op) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.ir.core import Function, Op, Value, walk
-from weft.ir.views import For, memory
+from weft.ir.views import For, constant_of, memory
 
 
 def accumulations(function: Function) -> set[Op]:
@@ -30,9 +30,11 @@ def accumulations(function: Function) -> set[Op]:
 
 
 def _updates(ops: list[Op], users: dict[Value, list[Op]]) -> set[Op]:
-    """The additions to elements of memrefs that are read for nothing else."""
+    """The additions to elements of memrefs that are read for nothing else, and into which nothing
+    else but constants is stored: LLVM knows what an element holds from the store of it."""
     found: dict[Op, Value] = {}
     read: set[Value] = set()
+    stored: dict[Op, Value] = {}
     for op in ops:
         if op.name == "memref.atomic_rmw":
             found[op], _, _ = memory(op)
@@ -43,6 +45,11 @@ def _updates(ops: list[Op], users: dict[Value, list[Op]]) -> set[Op]:
                 read.add(memref)
             else:
                 found[update] = memref
+        elif op.name == "memref.store" and constant_of(op.operands[0]) is None:
+            stored[op] = memory(op)[0]
+    sums = (op for op in found if op.name != "memref.atomic_rmw")
+    updating = {store for op in sums for store in users.get(op.result, ())}
+    read |= {memref for op, memref in stored.items() if op not in updating}
     return {op for op, memref in found.items() if memref not in read}
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 
 import weft
+from tests.fuzz.check import function
 from weft.ir.core import walk
 from weft.ir.parse import parse_function
 from weft.schedule.accumulations import accumulations
@@ -101,6 +104,34 @@ def test_infinity_less_infinity_is_nan_in_each_lane(
             x, o = torch.full((n,), value, dtype=dtype), torch.zeros(n, dtype=dtype)
             kernel(x, o)
             assert o.isnan().all(), o
+
+
+LOOPED = """
+def kernel(x, o):
+    for i in range(x.shape[0]):
+        t = x[i]
+        {name} = {start}
+        for j in range({turns}):
+            {condition}{name} = {name} {term}
+        o[i] = {name}
+"""
+
+
+@pytest.mark.parametrize("turns", ["1", "2", "3", "x.shape[0]"])
+@pytest.mark.parametrize("name", ["s", "o[i]"])
+def test_terms_that_are_multiples_of_the_start(turns: str, name: str) -> None:
+    """Of an infinite number, whatever LLVM writes out: what the Python gives."""
+    every = itertools.product(["- 0.5 * x[i]", "- t", "+ (-0.25) * t - 0.5 * t"],
+                              ["x[i]", "2 * x[i]", "x[i] + 1"], ["", "if j != 1: "])  # fmt: skip
+    for term, start, condition in every:
+        text = LOOPED.format(turns=turns, name=name, term=term, start=start, condition=condition)
+        plain = function(text)
+        for n, dtype in ((1, torch.float64), (9, torch.float32)):
+            x, o, expected = (torch.full((n,), v, dtype=dtype) for v in (math.inf, 1.0, 1.0))
+            weft.kernel(plain)(x, o)
+            with np.errstate(all="ignore"):
+                plain(x.numpy(), expected.numpy())
+            torch.testing.assert_close(o, expected, equal_nan=True, msg=text)
 
 
 SUMS = """

@@ -8,6 +8,7 @@ ints of Python, which have 64 bits.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from weft.frontend.kinds import (
@@ -62,7 +63,7 @@ def roomy(kind: Kind, x: Operand) -> Kind:
         return ScalarKind(_WEAK) if weak and _is_narrow(kind.dtype) else kind
     if isinstance(kind, VecKind) and isinstance(x, Vec):
         items = {roomy(ScalarKind(kind.dtype), item) for item in x.items}
-        return VecKind(kind.shape, _WEAK) if ScalarKind(_WEAK) in items else kind
+        return replace(kind, dtype=_WEAK) if ScalarKind(_WEAK) in items else kind
     if isinstance(kind, TupKind) and isinstance(x, Tup):
         return _with_items(kind, tuple(map(roomy, kind.items, x.items)))
     return kind
@@ -79,10 +80,9 @@ def dtype_with_room(dtype: str, *operands: Operand) -> str:
 
 def as_roomy(kind: Kind, like: Kind) -> Kind:
     """``kind`` with room wherever ``like``, of the same form, has it."""
-    if isinstance(kind, ScalarKind) and isinstance(like, ScalarKind):
-        return like if like.dtype == _WEAK and _is_narrow(kind.dtype) else kind
-    if isinstance(kind, VecKind) and isinstance(like, VecKind):
-        return like if like.dtype == _WEAK and _is_narrow(kind.dtype) else kind
+    if isinstance(kind, ScalarKind | VecKind) and isinstance(like, type(kind)):
+        wide = like.dtype == _WEAK and _is_narrow(kind.dtype)
+        return replace(kind, dtype=_WEAK) if wide else kind
     if isinstance(kind, TupKind) and isinstance(like, TupKind):
         return _with_items(kind, tuple(map(as_roomy, kind.items, like.items)))
     return kind
@@ -93,5 +93,4 @@ def _is_narrow(dtype: str) -> bool:
 
 
 def _with_items(kind: TupKind, items: tuple[Kind, ...]) -> TupKind:
-    same = items == kind.items
-    return kind if same else TupKind(items, kind.names, kind.struct, kind.objects)
+    return kind if items == kind.items else replace(kind, items=items)

@@ -45,8 +45,10 @@ def _updates(ops: list[Op], users: dict[Value, list[Op]]) -> set[Op]:
                 read.add(memref)
             else:
                 found[update] = memref
-        elif op.name == "memref.store" and constant_of(op.operands[0]) is None:
-            stored[op] = memory(op)[0]
+        elif op.name == "memref.store":
+            memref, _, (value,) = memory(op)
+            if constant_of(value) is None:
+                stored[op] = memref
     sums = (op for op in found if op.name != "memref.atomic_rmw")
     updating = {store for op in sums for store in users.get(op.result, ())}
     read |= {memref for op, memref in stored.items() if op not in updating}

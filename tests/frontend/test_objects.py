@@ -248,6 +248,70 @@ def one_of_two(x):
         x[i] = p.x
 
 
+def named_anew(p):
+    r = p
+    p = Point(7.0)
+    r.x += 5
+    return p.x + r.x
+
+
+def assigned_after(p):
+    p.x += 5
+    p = Point(7.0)
+    return p.x
+
+
+def assigned_in_a_branch(p):
+    if p.x > 0:
+        p = Point(7.0)
+    p.x += 5
+    return p.x
+
+
+def lent_with_others(both):
+    r = both[0]
+    both = [Point(1.0), Point(2.0)]
+    r.x += 5
+    return both[0].x
+
+
+def lent(change):
+    def kernel(x):
+        for i in range(1):
+            p = Point(x[i] * 2)
+            if x[i] > 0:
+                p = Point(1.0)
+            found = change(p)
+            x[i] = p.x + found
+
+    return kernel
+
+
+def lent_in_a_list(x):
+    for i in range(1):
+        p = Point(x[i] * 2)
+        if x[i] > 0:
+            p = Point(1.0)
+        both = [p, Point(0.0)]
+        p = Point(3.0)
+        x[i] = lent_with_others(both) + both[0].x + p.x
+
+
+def lent_to_a_local_function(x):
+    for i in range(1):
+        p = Point(x[i] * 2)
+        if x[i] > 0:
+            p = Point(1.0)
+
+        def change(q):
+            r = q
+            q = Point(7.0)
+            r.x += 5
+            return q.x
+
+        x[i] = change(p) + p.x
+
+
 def of_an_earlier_turn(x):
     for i in range(1):
         last = Point(0.0)
@@ -363,6 +427,11 @@ REFUSED = {
     in_a_tuple: "`moved` changes an object that this statement has read before",
     of_its_method: "`moved` changes an object that this statement has read before",
     one_of_two: "what is changed by the name `r` may be `p`, too",
+    lent(named_anew): "by the name `r` may be what the function was given as `p`",
+    lent(assigned_after): "by the name `p` may be what the function was given as `p`",
+    lent(assigned_in_a_branch): "by the name `p` may be what the function was given as `p`",
+    lent_in_a_list: "by the name `r` may be what the function was given as `both`",
+    lent_to_a_local_function: "by the name `r` may be what the function was given as `q`",
     of_an_earlier_turn: "`p` may be `last`, too",
     by_keyword: "`others` holds an object that is changed, and does not see it",
     bound_method: "`add` holds an object that is changed, and does not see it",
@@ -372,6 +441,27 @@ REFUSED = {
     in_a_func: "`renamed` changes `p`, and is a weft.func, which has copies",
     struct_in_a_local_function: "`t` is what the function was called with, and a copy of it",
 }
+
+
+def anew(p):
+    p = Point(p.x)
+    p.x += 5
+    return p.x
+
+
+def changed_twice(p):
+    return moved(p, 1.0) * 2 + moved(p, 2.0)
+
+
+@pytest.mark.parametrize("change", [anew, changed_twice], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("first", [-1.0, 1.0])
+def test_functions_change_what_is_one_of_several_objects(
+    change: Callable[..., float], first: float
+) -> None:
+    found, expected = torch.tensor([first]), torch.tensor([first])
+    lent(change)(expected.numpy())  # whose elements are numbers
+    weft.kernel(lent(change))(found)
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("plain", REFUSED, ids=lambda f: f.__name__)

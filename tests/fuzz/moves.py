@@ -142,7 +142,7 @@ class Draw(Text):
         return f"{FUNCTIONS}def kernel(x, out):\n    for i in range(x.shape[0]):\n{lines}\n"
 
 
-def check(random: Random) -> bool:
-    """A kernel leaves the numbers that the Python leaves, or is refused (False)."""
+def check(random: Random) -> str:
+    """Whether a kernel leaves the numbers that the Python leaves, or is refused."""
     out = torch.zeros(2, 5, 10, dtype=torch.float64)
     return beside_the_python(random, Draw(random).text(), out, REFUSED)

@@ -51,9 +51,9 @@ class Text:
 
 def beside_the_python(
     random: Random, text: str, out: torch.Tensor, refused: Collection[str]
-) -> bool:
+) -> str:
     """The kernel ``text`` of ``x`` (5) leaves the numbers in ``out[1]`` that the Python leaves in
-    ``out[0]``; False if it is refused by one of these messages."""
+    ``out[0]``: "agrees", or "refused" by one of these messages; AssertionError where it differs."""
     plain = function(text)
     x = torch.rand(5, dtype=torch.float64) * 2 - 1
     plain(x.numpy(), out[0].numpy())
@@ -61,9 +61,9 @@ def beside_the_python(
         weft.kernel(debug=random.random() < 0.3)(plain)(x, out[1])
     except weft.CompileError as error:
         if any(each in str(error) for each in refused):
-            return False
+            return "refused"
         raise AssertionError(f"{text}\n{error}") from error
     assert torch.allclose(out[0], out[1], rtol=1e-6, atol=1e-8, equal_nan=True), (
         f"{text}\n{x}\n{(out[0] - out[1]).nonzero().tolist()}"
     )
-    return True
+    return "agrees"

@@ -121,10 +121,16 @@ def holds(x: Any, new: Making) -> bool:
     return constant_value(x) is new or any(holds(item, new) for item in _hidden(x))
 
 
-def give(cx: Lowering, name: str, x: Operand) -> None:
-    """Notes that a function has ``x``, which may hold the caller's objects, as its ``name``."""
-    if all(map(is_one, found := list(held(x)))) and found and isinstance(x, Tup):
-        cx.frame.env[f"{name}{_GIVEN}"] = x
+def give(cx: Lowering, name: str, x: Operand, function: ast.AST) -> None:
+    """Notes that ``function`` has ``x``, which may hold the caller's objects, as its ``name``."""
+    found = list(held(x))
+    if all(map(is_one, found)):
+        if found and isinstance(x, Tup):
+            cx.frame.env[f"{name}{_GIVEN}"] = x
+        return
+    stores = (n for n in subtree(function) if isinstance(n, ast.Name) and n.id == name)
+    anew = any(not isinstance(n.ctx, ast.Load) for n in stores)
+    cx.frame.lent[name] = frozenset[Any]().union(*(y.objects for y in found)), anew
 
 
 def spread(cx: Lowering, new: Tup, node: ast.AST, span: Span) -> None:
@@ -205,6 +211,14 @@ def check_seen(cx: Lowering, x: Tup, root: str, span: Span) -> None:
             span, help=f"make one in the loop: {named_anew(x)}",
         )  # fmt: skip
     one = is_one(x)
+    for name, (given, anew) in cx.frame.lent.items():  # by its own name it is handed back
+        if not one and given & x.objects and (anew or name != root):
+            raise KernelTypeError(
+                f"what is changed by the name `{root}` may be what the function was given "
+                f"as `{name}`", span,
+                help="an object that is one of several has one name where a loop changes it: "
+                f"change it by the name `{name}`, and assign to other names",
+            )  # fmt: skip
     for name, value in cx.frame.env.items():
         if name.startswith("."):
             continue

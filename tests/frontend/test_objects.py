@@ -297,6 +297,38 @@ def lent_in_a_list(x):
         x[i] = lent_with_others(both) + both[0].x + p.x
 
 
+def lent_and_read(x):
+    for i in range(1):
+        p, q = Point(x[i] * 2), Point(1.0)
+        x[i] = sum_of(p if x[i] > 0 else q, Point(named_anew(p if x[i] > 0 else q)))
+
+
+def lent_in_a_comprehension(x):
+    for i in range(1):
+        p = Point(x[i] * 2)
+        if x[i] > 0:
+            p = Point(1.0)
+        both = [p, Point(0.0)]
+        p = Point(3.0)
+        x[i] = sum([r.add(1.0).x for r in both])
+
+
+@weft.dataclass
+class Turned:
+    x: weft.f64
+
+    def turn(self):
+        self.x = self.x * 2
+        self = Turned(7.0)
+        return self.x
+
+
+def struct_and_assigned(x):
+    for i in range(1):
+        t = Turned(x[i])
+        x[i] = t.turn() + t.x
+
+
 def lent_to_a_local_function(x):
     for i in range(1):
         p = Point(x[i] * 2)
@@ -427,11 +459,18 @@ REFUSED = {
     in_a_tuple: "`moved` changes an object that this statement has read before",
     of_its_method: "`moved` changes an object that this statement has read before",
     one_of_two: "what is changed by the name `r` may be `p`, too",
-    lent(named_anew): "by the name `r` may be what the function was given as `p`",
-    lent(assigned_after): "by the name `p` may be what the function was given as `p`",
-    lent(assigned_in_a_branch): "by the name `p` may be what the function was given as `p`",
-    lent_in_a_list: "by the name `r` may be what the function was given as `both`",
-    lent_to_a_local_function: "by the name `r` may be what the function was given as `q`",
+    lent(named_anew): "what `named_anew` changes by another name than it was given by, or after",
+    lent(
+        assigned_after
+    ): "what `assigned_after` changes by another name than it was given by, or after",
+    lent(
+        assigned_in_a_branch
+    ): "what `assigned_in_a_branch` changes by another name than it was given by, or after",
+    lent_in_a_list: "what `lent_with_others` changes by another name than it was given by",
+    lent_to_a_local_function: "what is changed by the name `r` may be `p`, too",
+    lent_and_read: "`named_anew` changes an object that this statement has read before",
+    lent_in_a_comprehension: "what is changed by the name `r` may be `both`, too",
+    struct_and_assigned: "`self`, which is the caller's, is changed here and assigned elsewhere",
     of_an_earlier_turn: "`p` may be `last`, too",
     by_keyword: "`others` holds an object that is changed, and does not see it",
     bound_method: "`add` holds an object that is changed, and does not see it",
@@ -453,7 +492,54 @@ def changed_twice(p):
     return moved(p, 1.0) * 2 + moved(p, 2.0)
 
 
-@pytest.mark.parametrize("change", [anew, changed_twice], ids=lambda f: f.__name__)
+def taken_out(pair):
+    p = pair.p
+    pair.p = Point(9.0)
+    p.x += 5
+    return p.x
+
+
+def one_that_has_no_other_name(p):
+    return named_anew(Point(p.x) if p.y > 0 else Point(3.0)) + assigned_after(
+        Point(p.x + 1) if p.x > 0 else Point(4.0)
+    )
+
+
+def out_of_a_pair(p):
+    pair = Pair(Point(p.x), p)
+    if p.x > 0:
+        pair.p = Point(4.0)
+    return taken_out(pair) + pair.p.x
+
+
+@weft.dataclass
+class Corner:
+    x: weft.f64
+    y: weft.f64
+
+
+@dataclass
+class Box:
+    corner: Corner
+    size: float
+
+
+def corner_of_a_box(p):
+    box = Box(Corner(p.x, 2.0), 1.0)
+    return cornered(box, p.x) + box.corner.x + box.size
+
+
+def cornered(box, v):
+    box.corner.x = v * 3
+    box = Box(Corner(7.0, 8.0), v)
+    box.corner.y = v * 5
+    return box.size + box.corner.y
+
+
+CHANGES = corner_of_a_box, anew, changed_twice, one_that_has_no_other_name, out_of_a_pair
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("first", [-1.0, 1.0])
 def test_functions_change_what_is_one_of_several_objects(
     change: Callable[..., float], first: float

@@ -34,6 +34,25 @@ def put(p, v):
     return p
 
 
+def late(p, v):
+    if v > 0.3:
+        p = P(v, p.b)
+    p.a += v
+    return p
+
+
+def taken(o, v):
+    r = o.p
+    o.p = P(v, r.a)
+    r.b += v
+    return r
+
+
+def either(p, q, v):
+    p, q = q, p
+    return p if v > 0 else q
+
+
 def moved(each, other, v):
     for z in each:
         z.a += v
@@ -84,6 +103,12 @@ class Draw(Text):
         member = f"{self.object()}.{self.pick('a', 'b')}"
         return self.pick(member, "s", "x[i]", f"0.5 * {member}", f"(x[i] - {member}) * 0.25", "0.5")
 
+    def called(self) -> tuple[str, ...]:
+        """Assignments of what functions give that assign to their parameters."""
+        return (f"r = {self.pick('late', 'put')}({self.object()}, {self.number()})",
+                f"q = taken(o, {self.number()})",
+                f"r = either({self.object()}, {self.object()}, {self.number()})")  # fmt: skip
+
     def statement(self, depth: int = 2) -> list[str]:
         match self.random.randrange(14 if depth else 8):
             case 0 | 1 | 2:
@@ -104,7 +129,9 @@ class Draw(Text):
             case 8 if depth == 2:  # which object a name is must not depend on control flow
                 return [self.pick(f"r = {self.object()}", f"o.p = {self.object()}", "p, q = q, p",
                                   f"q = put({self.object()}, {self.number()})", "ps = [r, q, p]",
-                                  f"d = {{'u': {self.object()}}}")]  # fmt: skip
+                                  f"d = {{'u': {self.object()}}}", *self.called())]  # fmt: skip
+            case 8 if self.random.random() < 0.2:  # a name may have one of several objects then
+                return [self.pick("p, q = q, p", f"o.p = {self.object()}", *self.called())]
             case 8 | 9:
                 return [f"if {self.number()} {self.pick('<', '>')} 0.1:", *self.block(depth - 1)]
             case 10:

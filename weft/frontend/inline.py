@@ -132,6 +132,7 @@ def changes(
         records.check_changed(cx, _root(target) or "", arguments[name], arguments[name], span)
         cx.bind(target, inner.env[name], span)
         targets.append(target)
+    objects.check_lent(cx, function, inner, span)
     check_whole(cx, function, targets, span)
     note(cx, node, targets)
     return targets

@@ -124,13 +124,17 @@ def holds(x: Any, new: Making) -> bool:
 def give(cx: Lowering, name: str, x: Operand, function: ast.AST) -> None:
     """Notes that ``function`` has ``x``, which may hold the caller's objects, as its ``name``."""
     found = list(held(x))
-    if all(map(is_one, found)):
-        if found and isinstance(x, Tup):
-            cx.frame.env[f"{name}{_GIVEN}"] = x
-        return
-    stores = (n for n in subtree(function) if isinstance(n, ast.Name) and n.id == name)
-    anew = any(not isinstance(n.ctx, ast.Load) for n in stores)
-    cx.frame.lent[name] = frozenset[Any]().union(*(y.objects for y in found)), anew
+    several: list[frozenset[Any]] = [] if all(map(is_one, found)) else [y.objects for y in found]
+    if found and not several and isinstance(x, Tup):
+        cx.frame.env[f"{name}{_GIVEN}"] = x
+    cx.frame.lent[name] = frozenset[Any]().union(*several), function
+
+
+def is_assigned(cx: Lowering, name: str) -> bool:
+    """Whether a function assigns to its parameter ``name``."""
+    function = cx.frame.lent[name][1] if name in cx.frame.lent else ast.Pass()
+    return any(isinstance(n, ast.Name) and n.id == name and not isinstance(n.ctx, ast.Load)
+               for n in subtree(function))  # fmt: skip
 
 
 def spread(cx: Lowering, new: Tup, node: ast.AST, span: Span) -> None:
@@ -204,37 +208,32 @@ def _put(x: Operand, new: Tup) -> Operand:
 
 
 def check_seen(cx: Lowering, x: Tup, root: str, span: Span) -> None:
-    """Refuses a change of ``x``, a part of the variable ``root``, that another name may see."""
+    """Refuses a change of ``x``, a part of the variable ``root``, that another name may see, and
+    notes one that callers alone may see (``check_lent``)."""
     if any(made[0] == OUTSIDE for made in x.objects):
         raise KernelTypeError(
-            f"`{root}` is an object from outside of the loop, and all iterations would change it",
-            span, help=f"make one in the loop: {named_anew(x)}",
+            f"{_quoted(root)} is an object from outside of the loop, and all iterations would "
+            "change it", span, help=f"make one in the loop: {named_anew(x)}",
         )  # fmt: skip
     one = is_one(x)
-    for name, (given, anew) in cx.frame.lent.items():  # by its own name it is handed back
-        if not one and given & x.objects and (anew or name != root):
-            raise KernelTypeError(
-                f"what is changed by the name `{root}` may be what the function was given "
-                f"as `{name}`", span,
-                help="an object that is one of several has one name where a loop changes it: "
-                f"change it by the name `{name}`, and assign to other names",
-            )  # fmt: skip
+    for name, (given, _) in cx.frame.lent.items():
+        if not one and given & x.objects and (name != root or is_assigned(cx, name)):
+            cx.frame.unseen |= x.objects
     for name, value in cx.frame.env.items():
         if name.startswith("."):
             continue
         found = [y for y in held(value) if y.objects & x.objects]
         if found and not isinstance(value, Tup):
             raise KernelTypeError(
-                f"`{name.removesuffix(_GIVEN)}` holds an object that is changed, and does not see "
+                f"{_quoted(name)} holds an object that is changed, and does not see "
                 "it: a bound method, `**` arguments or defaults of a function", span,
                 help="hand the object itself on, by a name",
             )  # fmt: skip
         doubtful = [y for y in found if not (one and y.objects == x.objects)]
         if len(doubtful) > (name == root and not one):
-            other = f"`{name.removesuffix(_GIVEN)}`"
+            other = _quoted(name) if name != root else "another part of it"
             raise KernelTypeError(
-                f"what is changed by the name `{root}` may be "
-                f"{other if name != root else 'another part of it'}, too", span,
+                f"what is changed by the name {_quoted(root)} may be {other}, too", span,
                 help=f"an object that is one of several has one name where a loop changes it: make "
                 f"another one, {named_anew(x)}",
             )  # fmt: skip
@@ -291,6 +290,36 @@ def check_around(cx: Lowering, function: LocalFunction, inner: Frame, span: Span
             )  # fmt: skip
 
 
+def check_lent(cx: Lowering, function: str, inner: Frame, span: Span) -> None:
+    """Refuses that ``function``, which was called with the frame ``inner``, has changed what may be
+    an object that the caller holds, by a name that is not handed back."""
+    _check_read(cx, function, inner.unseen, span)
+    for name, x in cx.frame.env.items():
+        if not name.startswith(".") and any(y.objects & inner.unseen for y in held(x)):
+            raise KernelTypeError(
+                f"what `{function}` changes by another name than it was given by, or after that "
+                f"was assigned, may be {_quoted(name)}", span,
+                help="an object that is one of several has one name where a loop changes it: "
+                f"change it in `{function}` by the parameter, and assign to other names",
+            )  # fmt: skip
+    cx.frame.unseen |= inner.unseen  # its caller may hold it, too
+
+
+def _check_read(cx: Lowering, function: str, changed: frozenset[Any], span: Span) -> None:
+    read = (*cx.frame.read, *cx.pending[: cx.begin])
+    if any(y.objects & changed for x in read for y in held(x)):
+        raise KernelTypeError(
+            f"`{function}` changes an object that this statement has read before", span,
+            help="call it in a statement of its own, before this one",
+        )  # fmt: skip
+
+
+def _quoted(name: str) -> str:
+    """A variable as the user wrote it: those of comprehensions have their place behind."""
+    given = "what the function was given as " if name.endswith(_GIVEN) else ""
+    return f"{given}`{name.partition(' ')[0]}`"
+
+
 def named_anew(x: Tup) -> str:
     """How another object like ``x`` is written."""
     if x.struct is dict:
@@ -316,12 +345,7 @@ def hand_back(
                 f"`{function}` changes `{holders[0]}` and keeps no name of it", span,
                 help="assign to another name in it",
             )  # fmt: skip
-        read = (*cx.frame.read, *cx.pending[: cx.begin])
-        if any(y.objects & objects for x in read for y in held(x)):
-            raise KernelTypeError(
-                f"`{function}` changes an object that this statement has read before", span,
-                help="call it in a statement of its own, before this one",
-            )  # fmt: skip
+        _check_read(cx, function, objects, span)
         own = [n for n in holders if any(y.objects == objects for y in held(cx.frame.env[n]))]
         check_seen(cx, new, (own or holders)[0].removesuffix(_GIVEN), span)
         spread(cx, new, node, span)

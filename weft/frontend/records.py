@@ -371,13 +371,18 @@ def _put(cx: Lowering, node: ast.expr, new: Tup, span: Span) -> None:
 
 
 def _owner(cx: Lowering, node: ast.expr) -> Tup | None:
-    """The innermost object that ``node`` is a part of."""
+    """The innermost of Python's objects that ``node`` is a part of; the innermost struct, if it is
+    a part of none."""
+    inner: Tup | None = None
     while isinstance(node, ast.Attribute | ast.Subscript | ast.Name):
         found = of_constant(cx, cx.expression(node), cx.span(node))
-        if found is not None or isinstance(node, ast.Name):
+        if found is not None and found.objects:
             return found
+        inner = found if inner is None else inner
+        if isinstance(node, ast.Name):
+            break
         node = node.value
-    return None
+    return inner
 
 
 def _is_value(x: Operand | None) -> bool:
@@ -403,7 +408,13 @@ def check_changed(
     where others should see that and would not: in a loop objects are values."""
     local = cx.frame.around is None and is_func(cx.frame.source.function)
     if root in cx.frame.shared:
-        if not objects.is_one(x):
+        assigned = not objects.is_one(x) and objects.is_assigned(cx, root)
+        if assigned and not (isinstance(x, Tup) and x.objects):
+            raise KernelTypeError(
+                f"`{root}`, which is the caller's, is changed here and assigned elsewhere", span,
+                help="assign to another name",
+            )  # fmt: skip
+        if not objects.is_one(x) and not assigned:
             cx.frame.changed.add(root)
     elif root in cx.frame.given and not (local and _is_value(whole)):
         raise KernelTypeError(

@@ -15,7 +15,7 @@ from tests.fuzz.check import function
 from weft.errors import InternalError, KernelTypeError, KernelValueError, WeftError
 from weft.frontend import inline
 from weft.frontend.calls import HANDLERS
-from weft.frontend.context import Lowering
+from weft.frontend.context import Again, Lowering
 from weft.frontend.draws import Stream
 from weft.frontend.lower import argument
 from weft.frontend.scalars import Scalars
@@ -76,13 +76,18 @@ class Attempts:
         self.lowering.stream = Stream(key, key)
         self.wrong: list[str] = []
 
-    def attempt(self, text: str) -> bool:
+    def attempt(self, text: str, again: int = 3) -> bool:
         """Whether ``text`` is lowered; what is neither that nor refused well goes to ``wrong``."""
         try:
             self.lowering.expression(ast.parse(text, mode="eval").body)
         except WeftError as error:
             if isinstance(error, InternalError) or getattr(error, "span", None) is None:
                 self.wrong.append(f"{text}: {error!r}")
+            return False
+        except Again:  # the next round of lowering knows more
+            if again:
+                return self.attempt(text, again - 1)
+            self.wrong.append(f"{text}: one round after another")
             return False
         except Exception as error:
             self.wrong.append(f"{text}: {error!r}")

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from weft.codegen import starts
 from weft.codegen.arith import RULES, combine, narrow, note_extrema, note_range, rule, widen
 from weft.codegen.copies import LINE
 from weft.codegen.emit import INDEX_BITS, Emitter, View, llvm_type, memory_type
 from weft.codegen.philox import random_word
 from weft.codegen.pool import AVAILABLE, CUT
-from weft.ir.core import Block, Op, Value, walk
+from weft.ir.core import Block, Op, walk
 from weft.ir.ops import OPS
 from weft.ir.types import ScalarType, i1
 from weft.ir.views import (
@@ -321,26 +322,14 @@ def _for(e: Emitter, op: Op, operands: list[str]) -> Sequence[str]:
 
 
 def _fenced(e: Emitter, op: Op, inits: Sequence[str]) -> list[str]:
-    """What sums in the loop ``op`` start from, as a number of which LLVM does not know where it is
-    from: beside a first term that is a multiple of it, it would make (1 + c) * x of x + c * x."""
-    if not any("reassociate" in inner.attrs for inner in walk(op.body)):
-        return list(inits)
+    """``inits`` of the loop ``op``, where what sums start from is no factor for LLVM (see
+    ``starts``)."""
     given = []
-    for value, init in zip(For(op).inits, inits, strict=True):
-        if (t := value.scalar).is_float and constant_of(value) is None and not _is_handed_on(value):
-            fence = f"llvm.arithmetic.fence.{e.suffix(t)}"
-            given.append(e.intrinsic(fence, e.type(t), (e.type(t), init)))
-        else:
-            given.append(init)
+    for value, init, fence in zip(For(op).inits, inits, starts.fenced(op), strict=True):
+        kind = e.type(value.scalar) if fence else ""
+        name = f"llvm.arithmetic.fence.{e.suffix(value.scalar)}"
+        given.append(e.intrinsic(name, kind, (kind, init)) if fence else init)
     return given
-
-
-def _is_handed_on(value: Value) -> bool:
-    """Whether a loop around carries it for a loop inside and nothing else."""
-    block = value.owner
-    if not isinstance(block, Block):
-        return False
-    return sum(v is value for inner in walk(block) for v in inner.operands) == 1
 
 
 def _has_longer_loops(op: Op) -> bool:

@@ -45,10 +45,10 @@ def _are_added_to(view: For, sums: set[Value]) -> bool:
     known = -1
     while known < len(sums):
         known = len(sums)
-        if _adds_to(view.op.body, sums):
-            return True
         turns = zip(view.carried, view.yielded, view.inits, strict=True)
         sums.update(arg for arg, *of in turns if not sums.isdisjoint(of))
+        if _adds_to(view.op.body, sums):
+            return True
     return False
 
 
@@ -60,8 +60,6 @@ def _adds_to(block: Block, sums: set[Value]) -> bool:
         ends: list[list[Value]] = []
         if op.name == "scf.for":
             view = For(op)
-            begun = zip(view.carried, view.inits, strict=True)
-            sums.update(arg for arg, init in begun if init in sums)
             if _are_added_to(view, sums):
                 return True
             ends = [view.yielded, view.inits]

@@ -66,7 +66,7 @@ def call(
         for name, operand in values.items():
             cx.frame.counts[name] = cx.frame.counts.get(name, 0) + 1
             cx.assign(name, operand, span)
-            objects.give(cx, name, cx.frame.env[name], tree)
+            objects.give(cx, name, cx.frame.env[name], body)
         if isinstance(tree, ast.Lambda):
             pending, begin = cx.pending, cx.begin
             cx.pending, cx.begin = [], 0

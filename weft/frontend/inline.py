@@ -85,7 +85,7 @@ def inline(
             else:
                 cx.frame.env[name] = operand
             if name in shared:
-                objects.give(cx, name, cx.frame.env[name], source.tree)
+                objects.give(cx, name, cx.frame.env[name], source.tree.body)
         moves.begin(cx, body, arguments, span)
         cx.block(body)
         moves.check(cx)

@@ -11,7 +11,7 @@ one of several objects, a change that another name would see is refused.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from weft.frontend.kinds import (
     TupKind,
     constant_value,
 )
+from weft.frontend.names import bound_names
 from weft.frontend.scope import Frame, noted
 from weft.source import subtree
 from weft.values import mutable
@@ -121,20 +122,20 @@ def holds(x: Any, new: Making) -> bool:
     return constant_value(x) is new or any(holds(item, new) for item in _hidden(x))
 
 
-def give(cx: Lowering, name: str, x: Operand, function: ast.AST) -> None:
-    """Notes that ``function`` has ``x``, which may hold the caller's objects, as its ``name``."""
+def give(cx: Lowering, name: str, x: Operand, body: Sequence[ast.AST]) -> None:
+    """Notes that a function, with its ``body``, has ``x``, which may hold the caller's objects, as
+    its ``name``."""
     found = list(held(x))
     several: list[frozenset[Any]] = [] if all(map(is_one, found)) else [y.objects for y in found]
     if found and not several and isinstance(x, Tup):
         cx.frame.env[f"{name}{_GIVEN}"] = x
-    cx.frame.lent[name] = frozenset[Any]().union(*several), function
+    cx.frame.lent[name] = frozenset[Any]().union(*several), body
 
 
 def is_assigned(cx: Lowering, name: str) -> bool:
     """Whether a function assigns to its parameter ``name``."""
-    function = cx.frame.lent[name][1] if name in cx.frame.lent else ast.Pass()
-    return any(isinstance(n, ast.Name) and n.id == name and not isinstance(n.ctx, ast.Load)
-               for n in subtree(function))  # fmt: skip
+    _, body = cx.frame.lent.get(name, (None, []))
+    return any(name in bound_names(statement) for statement in body)
 
 
 def spread(cx: Lowering, new: Tup, node: ast.AST, span: Span) -> None:

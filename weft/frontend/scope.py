@@ -106,8 +106,8 @@ class Frame:
     caller: Frame | None = None
     imported: frozenset[str] = frozenset()  # variables of ``around`` that hold objects
     changed_objects: set[frozenset[Any]] = field(default_factory=set)  # see objects.py
-    # Of the parameters that hold the caller's: the objects that are one of several, the function.
-    lent: dict[str, tuple[frozenset[Any], ast.AST]] = field(default_factory=dict)
+    # Of the parameters that hold the caller's: the objects that are one of several, the body.
+    lent: dict[str, tuple[frozenset[Any], Sequence[ast.AST]]] = field(default_factory=dict)
     unseen: frozenset[Any] = frozenset()  # what may be these, and is changed by other names
     moves: Any = None  # of its lists that change places (``moves.Moves``)
     skipped: set[str] = field(default_factory=set)  # names that `:=` may not have assigned

@@ -124,6 +124,80 @@ def test_the_rank_that_a_host_part_takes_apart_says_what_a_kernel_is_of() -> Non
         halved(batch(3, 4))
 
 
+@weft.kernel
+def linear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    out = x.new_empty(x.shape[0], w.shape[1])
+    for i, j in weft.ndrange(x.shape[0], w.shape[1]):
+        s = 0.0
+        for k in range(x.shape[1]):
+            s += x[i, k] * w[k, j]
+        out[i, j] = s
+    return out
+
+
+@weft.kernel
+def linear_of_batch(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros((x.shape[0], x.shape[1], w.shape[1]), dtype=x.dtype, device=x.device)
+    for b, i, j in weft.ndrange(x.shape[0], x.shape[1], w.shape[1]):
+        for k in range(x.shape[2]):
+            out[b, i, j] += x[b, i, k] * w[k, j]
+    return out
+
+
+@weft.kernel
+def gated(x: torch.Tensor) -> torch.Tensor:
+    n = x.shape[-1] // 2
+    out = x.new_empty(x.shape[0], n)
+    for i, j in weft.ndrange(x.shape[0], n):
+        out[i, j] = x[i, j] * x[i, j + n]
+    return out
+
+
+@weft.kernel
+def extremes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    most, where = x.new_empty(x.shape[0]), torch.empty(x.shape[0], dtype=torch.int64)
+    for i in range(x.shape[0]):
+        best, at = x[i, 0], 0
+        for k in range(1, x.shape[1]):
+            if x[i, k] > best:
+                best, at = x[i, k], k
+        most[i], where[i] = best, at
+    return most, where
+
+
+@weft.kernel
+def norms(x: torch.Tensor) -> torch.Tensor:
+    B, n, d = x.shape
+    out = x.new_zeros(B, n)
+    for b, i in weft.ndrange(B, n):
+        for k in range(d):
+            out[b, i] += x[b, i, k] * x[b, i, k]
+    return out
+
+
+def test_what_a_row_becomes_has_sizes_of_its_own() -> None:
+    x, w = batch(4), torch.randn(4, 3, dtype=torch.float64)
+    for kernel in (linear, linear_of_batch):
+        same(kernel(x, w), [c @ w for c in x.unbind()])
+    assert (linear(x, w) + linear_of_batch(x, w)).shape == (4, x.shape[1], 3)
+    same(gated(x), [c[:, :2] * c[:, 2:] for c in x.unbind()])
+    same(norms(x), [c.square().sum(1) for c in x.unbind()])
+    most, where = extremes(x)
+    same(most, [c.amax(1) for c in x.unbind()])
+    same(where, [c.argmax(1) for c in x.unbind()])
+
+
+@pytest.mark.parametrize("kernel", [linear, linear_of_batch], ids=["component", "batch"])
+def test_gradients_of_rows_that_have_sizes_of_their_own(kernel: Callable[..., Any]) -> None:
+    x, w = batch(4), torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    offsets = x.offsets()
+
+    def of_values(values: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return kernel(torch.nested.nested_tensor_from_jagged(values, offsets), w).values()
+
+    assert gradcheck(of_values, (x.values().clone().requires_grad_(), w), check_forward_ad=False)
+
+
 def test_what_is_written_is_the_tensors_own_memory() -> None:
     x = batch()
     before = x.values().clone()
@@ -226,6 +300,55 @@ def hosted(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+@weft.kernel
+def products(x: torch.Tensor) -> torch.Tensor:
+    n, d = x.shape
+    out = x.new_empty(n, n)
+    for i, j in weft.ndrange(n, n):
+        s = 0.0
+        for k in range(d):
+            s += x[i, k] * x[j, k]
+        out[i, j] = s
+    return out
+
+
+@weft.kernel
+def halves(x: torch.Tensor) -> torch.Tensor:
+    n, d = x.shape
+    half = n // 2
+    out = x.new_empty(half, d)
+    for i, k in weft.ndrange(half, d):
+        out[i, k] = x[i, k]
+    return out
+
+
+@weft.kernel
+def of_components(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Sums of rows, of a batch: of one component, its rows would be added up across."""
+    out = x.new_zeros(x.shape[0], w.shape[0])
+    for b in range(x.shape[0]):
+        for i in range(x.shape[1]):
+            out[b] += x[b, i]
+    return out
+
+
+@weft.kernel
+def only_returned(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    out, other = torch.empty_like(x), x.new_zeros(3)
+    for i in range(x.shape[0]):
+        out[i] = x[i] + other[0]
+    return out, other
+
+
+@weft.kernel
+def third(x: torch.Tensor) -> torch.Tensor:
+    d = x.shape[2]
+    out = torch.empty_like(x)
+    for b, i, k in weft.ndrange(x.shape[0], x.shape[1], d):
+        out[b, i, k] = x[b, i, k] / d
+    return out
+
+
 REFUSED: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
     "a loop goes through a part of the ragged dimension|computes with the number of": (
         shifted, lambda x: (x,)),
@@ -236,6 +359,13 @@ REFUSED: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
     "a local array is kept from row to row": (kept, lambda x: (x,)),
     "the loop reduces into a scalar": (summed, lambda x: (x,)),
     "writes to a tensor that is not ragged": (collected, lambda x: (x, torch.zeros(1).double())),
+    "makes a tensor whose first sizes are not those of rows": (
+        products, lambda x: (x.unsqueeze(-1),)),
+    "the host part computes with the number of rows": (halves, lambda x: (x.unsqueeze(-1),)),
+    "whose first sizes are not those of rows\n": (
+        of_components, lambda x: (x.unsqueeze(-1), torch.zeros(1))),
+    "the kernel returns a tensor that is like none": (only_returned, lambda x: (x,)),
+    "takes apart the sizes of a tensor of another rank": (third, lambda x: (x,)),
     "more than one loop over its parameters": (hosted, lambda x: (x,)),
     "are jagged tensors of different offsets": (elements, lambda x: (x, batch())),
     "a gradient is asked for, and the kernel writes to `x`": (

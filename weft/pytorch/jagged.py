@@ -21,10 +21,11 @@ from weft.errors import KernelIndexError, KernelTypeError, Span
 from weft.frontend.returns import put_together, tensors_of
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.views import For, Parallel, accessed_by, is_constant, memory
-from weft.pytorch.recipe import Fresh, Recipe, Size, recipe_of
+from weft.pytorch.recipe import Computed, Count, Fresh, Recipe, Size, recipe_of, sizes_of
 from weft.runtime.fastpath import passed
 from weft.runtime.launch import KernelLike, Launcher
 from weft.runtime.pairs import apart
+from weft.values import frozen
 
 _HELP = (
     "pass {0}.values() and {0}.offsets() to a kernel of all rows, where component i has those of "
@@ -57,12 +58,10 @@ def over_rows(kernel: KernelLike, args: tuple[Any, ...], kwargs: dict[str, Any])
             f"`{name}` is a jagged tensor, and {why}", span, help=_HELP.format(name)
         )
 
-    if recipe is None or recipe.computes:
-        raise refuse("the kernel is more than one loop over its parameters and tensors like them")
+    if recipe is None:
+        raise refuse("the kernel is more than one loop over its parameters and new tensors")
     if any(region.results for region in kernel.parts.regions):
         raise refuse("the loop reduces into a scalar, which is one for all of the batch")
-    if any(recipe.made[k].like not in ragged for k in recipe.returned):
-        raise refuse("the kernel returns a tensor that is like none of those that are ragged")
     flat = [v.values() if k in ragged else v for k, v in enumerate(values)]
     wanted = torch.is_grad_enabled() and any(
         isinstance(v, torch.Tensor) and v.requires_grad for v in flat
@@ -118,10 +117,13 @@ def _fitting(
         whole = [v.unsqueeze(0) if rows == 2 and k in ragged else v for k, v in enumerate(flat)]
         if any(whole[k].dim() != rank for k, rank in recipe.ranks):
             continue
+        if any(not -whole[s.parameter].dim() <= s.axis < whole[s.parameter].dim()
+               for s in recipe.sizes):  # fmt: skip
+            continue
         given, _ = recipe.arguments(whole)
+        plan = _Plan(recipe, {k: whole[k].dim() for k in ragged}, rows)
         try:
-            ranks = {k: whole[k].dim() for k in ragged}
-            apart(launcher, given, functools.partial(_check, recipe, ranks, rows))
+            apart(launcher, given, functools.partial(_check, plan))
         except (KernelIndexError, KernelTypeError) as error:  # another rank
             refused = refused or error
             continue
@@ -131,12 +133,46 @@ def _fitting(
     raise refused
 
 
-def _check(
-    recipe: Recipe, ragged: Mapping[int, int], rows: int, launcher: Launcher,
-    given: tuple[Any, ...],
-) -> None:  # fmt: skip
-    """Raises ``_Unfit`` where the loop does more with the first ``rows`` dimensions of what is
-    ragged than to go through them. ``ragged``: ranks, by the position of the parameter."""
+@frozen
+class _Plan:
+    """Whose first ``rows`` dimensions are ragged: of parameters, ``ranks`` by their position, and
+    of what the host part makes like them, or of their sizes there."""
+
+    recipe: Recipe
+    ranks: Mapping[int, int]
+    rows: int
+
+    def ragged_axis(self, size: Any) -> int | None:
+        """Of a size that is one of rows."""
+        if not isinstance(size, Size) or size.parameter not in self.ranks:
+            return None
+        axis = size.axis % self.ranks[size.parameter]
+        return axis if axis < self.rows else None
+
+    def is_ragged(self, place: Any) -> bool:
+        """Whether a parameter, or a tensor that is made, is. Raises ``_Unfit`` where a tensor has
+        such sizes elsewhere."""
+        if not isinstance(place, Fresh):
+            return isinstance(place, int) and place in self.ranks
+        made = self.recipe.made[place.number]
+        if made.sizes is None:
+            return made.like in self.ranks
+        axes = [self.ragged_axis(size) for size in made.sizes[: self.rows]]
+        ragged = axes == [*range(self.rows)]
+        self.plain(made.sizes[self.rows if ragged else 0 :])
+        return ragged
+
+    def plain(self, counts: Sequence[Count]) -> None:
+        """Refuses what is computed of a number of rows, or made of so many beside rows."""
+        if any(self.ragged_axis(s) is not None for count in counts for s in sizes_of(count)):
+            raise _Unfit("the host part computes with the number of rows, or makes a tensor whose "
+                         "first sizes are not those of rows")  # fmt: skip
+
+
+def _check(plan: _Plan, launcher: Launcher, given: tuple[Any, ...]) -> None:
+    """Raises ``_Unfit`` where the loop does more with the first dimensions of what is ragged than
+    to go through them, or something else is returned."""
+    recipe = plan.recipe
 
     def function(args: tuple[Any, ...]) -> tuple[Function, list[Any]]:
         specs = list(launcher.forms.specs(args).values())
@@ -145,18 +181,20 @@ def _check(
 
     found, slots = launcher.forms.retried(given, function)
     arguments = iter(found.args)
-    loop = _Rows(rows)
+    loop = _Rows(plan.rows)
     for k, own in enumerate(slots):
         place = recipe.places[k] if k < len(recipe.places) else None
-        like = recipe.made[place.number].like if isinstance(place, Fresh) else place
+        ragged, axis = plan.is_ragged(place), plan.ragged_axis(place)
+        if isinstance(place, Computed):
+            plan.plain([place])
         for _, argument in zip(own, arguments, strict=False):
-            if isinstance(like, int) and like in ragged:
+            if ragged:
                 loop.memrefs.add(argument)
-            elif isinstance(place, Size) and place.parameter in ragged:
-                axis = place.axis % ragged[place.parameter]
-                if axis < rows:
-                    loop.sizes[argument] = axis
+            elif axis is not None:
+                loop.sizes[argument] = axis
     loop.check(found.body)
+    if not all(plan.is_ragged(Fresh(k)) for k in recipe.returned):
+        raise _Unfit("the kernel returns a tensor that is like none of those that are ragged")
 
 
 class _Rows:

@@ -118,6 +118,13 @@ def read_of(count: Count) -> frozenset[int]:
     return frozenset({count} if isinstance(count, int) else ())
 
 
+def sizes_of(count: Count) -> frozenset[Size]:
+    """The sizes of parameters that are in it."""
+    if isinstance(count, Computed):
+        return sizes_of(count.left) | sizes_of(count.right)
+    return frozenset({count} if isinstance(count, Size) else ())
+
+
 # Where an argument of the loop is from: a parameter, what is read around the kernel, or of these.
 Place = int | Guard | Size | Fresh | Number | Computed
 
@@ -140,18 +147,21 @@ class Recipe:
         return any(m.sizes is not None and m.dtype is None for m in self.made)
 
     @property
-    def computes(self) -> bool:
-        """Whether the host part computes sizes, or makes tensors of sizes of its own."""
-        return any(isinstance(p, Computed) for p in self.places) or any(
-            m.sizes is not None for m in self.made
-        )
+    def counts(self) -> list[Count]:
+        """The whole numbers that it computes, and the sizes of its own that it gives tensors."""
+        counts: list[Count] = [p for p in self.places if isinstance(p, Computed)]
+        return counts + [size for m in self.made for size in m.sizes or ()]
 
     @property
     def whole(self) -> frozenset[int]:
         """The positions of the parameters that it takes for whole numbers."""
-        counts = [p for p in self.places if isinstance(p, Computed)]
-        counts += [size for m in self.made for size in m.sizes or ()]
-        return frozenset(n for count in counts for n in read_of(count))
+        return frozenset(n for count in self.counts for n in read_of(count))
+
+    @property
+    def sizes(self) -> frozenset[Size]:
+        """The sizes of parameters that it looks at."""
+        own = frozenset(p for p in self.places if isinstance(p, Size))
+        return own.union(*map(sizes_of, self.counts))
 
     def arguments(
         self, passed: Sequence[Any], as_made: Callable[[torch.Tensor], torch.Tensor] = lambda t: t,

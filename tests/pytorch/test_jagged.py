@@ -175,6 +175,48 @@ def norms(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@weft.kernel
+def weighted(ws: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    out = x.new_empty(x.shape[0], 2)
+    for i in range(x.shape[0]):
+        s = 0.0
+        for k in range(x.shape[1]):
+            s += x[i, k] * ws[0][k]
+        out[i, 0] = s
+        out[i, 1] = ws[1][0] * s
+    return out
+
+
+def test_a_list_stands_before_what_is_ragged() -> None:
+    """Its members had been counted for the arguments behind it."""
+    x = batch(4)
+    ws = [torch.randn(n, dtype=torch.float64) for n in (4, 1)]
+    same(weighted(ws, x), [weighted(ws, c) for c in x.unbind()])
+
+
+scales = torch.arange(1.0, 5.0, dtype=torch.float64)
+
+
+def scaled(value: Any, k: Any) -> Any:
+    return value * scales[k]
+
+
+@weft.kernel
+def by_a_function(x: torch.Tensor) -> torch.Tensor:
+    n, d = x.shape
+    out = torch.empty_like(x)
+    for i, k in weft.ndrange(n, d):
+        out[i, k] = scaled(x[i, k], k)
+    return out
+
+
+def test_a_function_reaches_a_tensor() -> None:
+    """The second call was refused: the loop took one argument more than the host part passes."""
+    x = batch(4)
+    for _ in range(3):
+        same(by_a_function(x), [c * scales for c in x.unbind()])
+
+
 def test_what_a_row_becomes_has_sizes_of_its_own() -> None:
     x, w = batch(4), torch.randn(4, 3, dtype=torch.float64)
     for kernel in (linear, linear_of_batch):

@@ -21,7 +21,7 @@ from weft.errors import KernelIndexError, KernelTypeError, Span
 from weft.frontend.returns import put_together, tensors_of
 from weft.ir.core import Block, Function, Op, Value
 from weft.ir.views import For, Parallel, accessed_by, is_constant, memory
-from weft.pytorch.recipe import Computed, Count, Fresh, Recipe, Size, recipe_of, sizes_of
+from weft.pytorch.recipe import Computed, Count, Fresh, Place, Recipe, Size, recipe_of, sizes_of
 from weft.runtime.fastpath import passed
 from weft.runtime.launch import KernelLike, Launcher
 from weft.runtime.pairs import apart
@@ -51,7 +51,7 @@ def over_rows(kernel: KernelLike, args: tuple[Any, ...], kwargs: dict[str, Any])
     first, span = values[ragged[0]], kernel.span
     for k in ragged:
         _check_shape(names[k], values[k], names[ragged[0]], first, span)
-    name, recipe = names[ragged[0]], recipe_of(kernel)
+    name, recipe = names[ragged[0]], recipe_of(kernel, reaching=True)
 
     def refuse(why: str) -> KernelTypeError:
         return KernelTypeError(
@@ -111,7 +111,8 @@ def _fitting(
 ) -> tuple[list[Any], int]:
     """The arguments to launch on, and how many of their dimensions stand for the batch and the
     ragged one. Raises ``_Unfit``."""
-    (launcher,) = kernel.launchers
+    (launcher,), (loop,) = kernel.launchers, kernel.parts.regions
+    places = dict(zip((arg.name for arg in loop.args), recipe.places, strict=False))
     refused: Exception | None = None
     for rows in (2, 1):
         whole = [v.unsqueeze(0) if rows == 2 and k in ragged else v for k, v in enumerate(flat)]
@@ -121,7 +122,7 @@ def _fitting(
                for s in recipe.sizes):  # fmt: skip
             continue
         given, _ = recipe.arguments(whole)
-        plan = _Plan(recipe, {k: whole[k].dim() for k in ragged}, rows)
+        plan = _Plan(recipe, places, {k: whole[k].dim() for k in ragged}, rows)
         try:
             apart(launcher, given, functools.partial(_check, plan))
         except (KernelIndexError, KernelTypeError) as error:  # another rank
@@ -136,9 +137,11 @@ def _fitting(
 @frozen
 class _Plan:
     """Whose first ``rows`` dimensions are ragged: of parameters, ``ranks`` by their position, and
-    of what the host part makes like them, or of their sizes there."""
+    of what the host part makes like them, or of their sizes there. ``places``: of the loop's
+    arguments, by name."""
 
     recipe: Recipe
+    places: Mapping[str, Place]
     ranks: Mapping[int, int]
     rows: int
 
@@ -172,7 +175,6 @@ class _Plan:
 def _check(plan: _Plan, launcher: Launcher, given: tuple[Any, ...]) -> None:
     """Raises ``_Unfit`` where the loop does more with the first dimensions of what is ragged than
     to go through them, or something else is returned."""
-    recipe = plan.recipe
 
     def function(args: tuple[Any, ...]) -> tuple[Function, list[Any]]:
         specs = list(launcher.forms.specs(args).values())
@@ -182,8 +184,8 @@ def _check(plan: _Plan, launcher: Launcher, given: tuple[Any, ...]) -> None:
     found, slots = launcher.forms.retried(given, function)
     arguments = iter(found.args)
     loop = _Rows(plan.rows)
-    for k, own in enumerate(slots):
-        place = recipe.places[k] if k < len(recipe.places) else None
+    for own, arg in zip(slots, launcher.region.args, strict=True):
+        place = plan.places.get(arg.name)  # None of a member, and of what functions reach
         ragged, axis = plan.is_ragged(place), plan.ragged_axis(place)
         if isinstance(place, Computed):
             plan.plain([place])
@@ -193,7 +195,7 @@ def _check(plan: _Plan, launcher: Launcher, given: tuple[Any, ...]) -> None:
             elif axis is not None:
                 loop.sizes[argument] = axis
     loop.check(found.body)
-    if not all(plan.is_ragged(Fresh(k)) for k in recipe.returned):
+    if not all(plan.is_ragged(Fresh(k)) for k in plan.recipe.returned):
         raise _Unfit("the kernel returns a tensor that is like none of those that are ragged")
 
 

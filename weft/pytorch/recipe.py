@@ -222,19 +222,20 @@ def direct(
     return Direct(entry, install, order, zeros, recipe.guards, plain, casts, sized, whole)
 
 
-def recipe_of(kernel: KernelLike) -> Recipe | None:
-    """What the kernel's host part does; None where it is another one."""
+def recipe_of(kernel: KernelLike, reaching: bool = False) -> Recipe | None:
+    """What the kernel's host part does; None where it is another one, or where the loop takes what
+    functions that it calls reach, unless it may be ``reaching``: no host part passes that."""
     try:
         own = getattr(kernel, "recipe", None)  # of a loop that is a kernel
         if own is not None:
             return own()
         with deep(kernel.source.span(kernel.source.tree)):
-            return _recipe_of(kernel)
+            return _recipe_of(kernel, reaching)
     except (_Other, StopIteration):
         return None
 
 
-def _recipe_of(kernel: KernelLike) -> Recipe | None:
+def _recipe_of(kernel: KernelLike, reaching: bool) -> Recipe | None:
     body = kernel.source.tree.body
     if ast.get_docstring(kernel.source.tree) is not None:
         body = body[1:]
@@ -248,7 +249,7 @@ def _recipe_of(kernel: KernelLike) -> Recipe | None:
     for statement in body[:count]:
         reader.read(statement)
     returned = reader.returned(body[count + 1 :])
-    places = tuple(map(reader.place, loop.args))
+    places = tuple(reader.place(a) for a in loop.args if not (reaching and a.read is not None))
     guards = tuple(reader.guards)
     return Recipe(places, tuple(reader.made), returned, guards, frozenset(reader.ranks))
 

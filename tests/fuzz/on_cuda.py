@@ -63,6 +63,7 @@ def forms(device: str) -> dict[str, Form]:
         every_schedule,
         generate,
         graphs,
+        jagged,
         joins,
         jumps,
         moves,
@@ -120,6 +121,7 @@ def forms(device: str) -> dict[str, Form]:
         "special": Form(special.check_special, 0.25),
         "transforms": Form(transforms.check_transforms, 0.25),
         "graphs": Form(graphs.check_graphs, 0.25),
+        "jagged": Form(jagged.check, 0.2, True),
         "chunks": Form(under(conditions.many_chunks, kernels(plain, nest)), 1.0, True),
         "streams": Form(
             under(conditions.past_caches, kernels(plain, nest, window, row)), 1.0, True

@@ -18,6 +18,7 @@ from tests.fuzz import (
     draws,
     element_loops,
     float8,
+    jagged,
     joins,
     jumps,
     moves,
@@ -170,7 +171,7 @@ def test_random_kernels_of_structs(part: int, seed: int) -> None:
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "drawn",
-    [tables, objects, moves, jumps, joins, row_values, orders],
+    [tables, objects, moves, jumps, joins, row_values, orders, jagged],
     ids=lambda m: m.__name__.rpartition(".")[2],
 )
 def test_random_kernels_of_what_iterations_keep(drawn: Any, part: int, seed: int) -> None:

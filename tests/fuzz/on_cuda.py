@@ -421,6 +421,8 @@ def main() -> int:
     asked = parser.parse_args()
     there = forms(asked.device)
     names = asked.forms.split(",") if asked.forms else [*there]
+    if unknown := [name for name in names if name not in there]:
+        parser.error(f"no form is called {unknown[0]!r}: there are {', '.join(there)}")
     if asked.seed is not None:
         print(outcome(names[0], asked.seed, asked.device))
         return 0

@@ -7,10 +7,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 import weft
-from tests.fuzz.on_cuda import on_device, outcome, run
+from tests.fuzz.on_cuda import main, on_device, outcome, run
 
 SEEN = []
 
@@ -69,3 +70,12 @@ def test_what_was_found_is_told_where_the_process_is_ended(tmp_path: Path) -> No
     process.terminate()
     assert process.wait() != 0
     assert re.search(r"after \d+ s:\nplain +\d+  .*\ncaptured ", log.read_text())
+
+
+def test_a_form_that_there_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["on_cuda", "--device", "cpu", "--forms", "plain,stone"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "no form is called 'stone': there are plain, rows, nests" in capsys.readouterr().err

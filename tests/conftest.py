@@ -20,6 +20,8 @@ import torch
 from hypothesis import settings
 from torch.torch_version import TorchVersion
 
+from tests import long
+
 # How long an example takes depends on what else runs on the machine.
 settings.register_profile("weft", deadline=None)
 settings.load_profile("weft")
@@ -146,9 +148,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a test that is ``sampled(n)``, all cases are ``slow`` but one in n, chosen by their names;
-    and, where there are several sets of parameters, the first with each value of each."""
+    and, where there are several sets of parameters, the first with each value of each. Tests that
+    take long (``long.py``) are ``slow``."""
     functions: dict[str, list[Any]] = {}
     for item in items:
         if item.get_closest_marker("sampled") is not None:
@@ -166,6 +169,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if own <= seen and zlib.crc32(case.name.encode()) % one_in:
                 case.add_marker(pytest.mark.slow)
             seen |= own
+    known, there = long.named(), {item.nodeid.partition("[")[0] for item in items}
+    if not config.option.file_or_dir and (gone := long.functions(known) - there):
+        raise pytest.UsageError(f"make tests/long.txt anew (tests/long.py): no {', '.join(gone)}")
+    for item in items:
+        if item.nodeid in known:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(trylast=True)

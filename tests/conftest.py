@@ -174,6 +174,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"make tests/long.txt anew (tests/long.py): no {', '.join(gone)}")
     for item in items:
         if item.nodeid in known:
+            item.add_marker(pytest.mark.long)
             item.add_marker(pytest.mark.slow)
 
 

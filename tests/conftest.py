@@ -149,9 +149,20 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Cases that no sample has, and tests that take long (``long.py``), are ``slow``."""
+    sample(items)
+    known, there = long.named(), {item.nodeid.partition("[")[0] for item in items}
+    if not config.option.file_or_dir and (gone := long.functions(known) - there):
+        raise pytest.UsageError(f"make tests/long.txt anew (tests/long.py): no {', '.join(gone)}")
+    for item in items:
+        if item.nodeid in known:
+            item.add_marker(pytest.mark.long)
+            item.add_marker(pytest.mark.slow)
+
+
+def sample(items: list[pytest.Item]) -> None:
     """Of a test that is ``sampled(n)``, all cases are ``slow`` but one in n, chosen by their names;
-    and, where there are several sets of parameters, the first with each value of each. Tests that
-    take long (``long.py``) are ``slow``."""
+    and, where there are several sets of parameters, the first with each value of each."""
     functions: dict[str, list[Any]] = {}
     for item in items:
         if item.get_closest_marker("sampled") is not None:
@@ -169,13 +180,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if own <= seen and zlib.crc32(case.name.encode()) % one_in:
                 case.add_marker(pytest.mark.slow)
             seen |= own
-    known, there = long.named(), {item.nodeid.partition("[")[0] for item in items}
-    if not config.option.file_or_dir and (gone := long.functions(known) - there):
-        raise pytest.UsageError(f"make tests/long.txt anew (tests/long.py): no {', '.join(gone)}")
-    for item in items:
-        if item.nodeid in known:
-            item.add_marker(pytest.mark.long)
-            item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(trylast=True)

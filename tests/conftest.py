@@ -138,7 +138,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
             raise
         pytest.skip(f"{error}")
     spent = _spent() - _probes[0] - begin
-    exempt = item.get_closest_marker("slow") or "WEFT_FUZZ_EXAMPLES" in os.environ
+    named = item.get_closest_marker("long")  # these are slow, and may not take longer than others
+    exempt = (item.get_closest_marker("slow") and not named) or "WEFT_FUZZ_EXAMPLES" in os.environ
     if spent > MOST_SECONDS and not exempt:
         pytest.fail(
             f"took {spent:.1f} s of the processor, more than {MOST_SECONDS:.0f}: make it smaller, "
@@ -151,7 +152,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Cases that no sample has, and tests that take long (``long.py``), are ``slow``."""
     sample(items)
-    known, there = long.named(), {item.nodeid.partition("[")[0] for item in items}
+    known, there = long.named(), long.functions(item.nodeid for item in items)
     if not config.option.file_or_dir and (gone := long.functions(known) - there):
         raise pytest.UsageError(f"make tests/long.txt anew (tests/long.py): no {', '.join(gone)}")
     for item in items:

@@ -3,7 +3,7 @@
 It is made anew of what pytest says of a run of all others and of these:
 
     make test ARGS="--durations=0 --durations-min=0.3" > took.txt
-    make slow ARGS="--durations=0 --durations-min=0.3" >> took.txt
+    make slow ARGS="-m long --durations=0 --durations-min=0.3" >> took.txt
     python -m tests.long took.txt
 """
 

@@ -62,7 +62,7 @@ def test_gradients_of_loops_that_carry_arrays(part: int) -> None:
 @pytest.mark.parametrize("part", range(FEWER))
 @pytest.mark.slow
 def test_gradients_in_chunks(part: int) -> None:
-    count = max(COUNT // 8 // FEWER, 3)
+    count = max(COUNT // 8 // FEWER, 4)
     with conditions.tapes_in_chunks():
         for check in (check_gradients, check_recurrences):  # of fifty, one is rough
             assert outcomes(check, count)["compared"] > 0.5 * count

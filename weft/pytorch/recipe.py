@@ -113,16 +113,19 @@ def number(count: Count, passed: Sequence[Any]) -> int:
 
 def read_of(count: Count) -> frozenset[int]:
     """The positions of the parameters that are numbers in it."""
-    if isinstance(count, Computed):
-        return read_of(count.left) | read_of(count.right)
-    return frozenset({count} if isinstance(count, int) else ())
+    return frozenset(leaf for leaf in _leaves(count) if isinstance(leaf, int))
 
 
 def sizes_of(count: Count) -> frozenset[Size]:
     """The sizes of parameters that are in it."""
+    return frozenset(leaf for leaf in _leaves(count) if isinstance(leaf, Size))
+
+
+def _leaves(count: Count) -> frozenset[Count]:
+    """What it is computed of."""
     if isinstance(count, Computed):
-        return sizes_of(count.left) | sizes_of(count.right)
-    return frozenset({count} if isinstance(count, Size) else ())
+        return _leaves(count.left) | _leaves(count.right)
+    return frozenset({count})
 
 
 # Where an argument of the loop is from: a parameter, what is read around the kernel, or of these.

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import math
 import os
@@ -176,6 +177,11 @@ class Moved:
 
     def here(self, value: Any) -> Any:
         """A result: the argument itself, or a view of it, if it is one there."""
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):  # which no tree walks
+            own = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            found = {name: pytree.tree_map(self.here, held) for name, held in own.items()}
+            changed = any(found[name] is not held for name, held in own.items())
+            return dataclasses.replace(value, **found) if changed else value
         if not isinstance(value, torch.Tensor) or value.device.type != self.device:
             return value
         for own, moved, _ in self.followed:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,29 @@ def test_arguments_go_there_and_back() -> None:
     assert x_there.stride() == x.stride()
     assert x_there.untyped_storage().data_ptr() == y_there.untyped_storage().data_ptr()
     assert out_there.data_ptr() != out.data_ptr()
+
+
+@dataclass
+class Record:
+    first: torch.Tensor
+    more: list[torch.Tensor]
+    name: str = "a name"
+
+
+def recorded(x, out):
+    for i in range(out.shape[0]):
+        out[i] = 2.0 * x[i]
+    return Record(out, [x[1:]])
+
+
+def test_what_a_record_holds_comes_back() -> None:
+    x, out = torch.arange(4.0), torch.full((4,), -1.0)
+    with on_device("cpu"):
+        found = weft.kernel(recorded)(x, out)
+    assert found.name == "a name"
+    assert torch.equal(found.first, 2.0 * x)
+    assert found.first.data_ptr() == out.data_ptr()
+    assert found.more[0].data_ptr() == x[1:].data_ptr()
 
 
 def test_gradients_come_back() -> None:

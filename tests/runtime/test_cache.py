@@ -212,13 +212,32 @@ def test_a_killed_writer_leaves_no_entry_and_is_cleaned_up(folder):
 
 def test_the_entries_used_longest_ago_are_dropped(folder):
     cache = DiskCache(folder, limit=3500)
-    for k in range(4):
+    for k in range(3):
         cache.store(f"{k:064d}", {}, bytes(1000))
         os.utime(folder / f"{k:064d}.weft", (1000 + k, 1000 + k))
     cache.load(f"{0:064d}")  # used just now
-    cache.trim()
+    cache.store(f"{3:064d}", {}, bytes(1000))
     kept = {k for k in range(4) if cache.load(f"{k:064d}")}
     assert kept == {0, 2, 3}
+
+
+def test_a_full_cache_is_looked_at_now_and_then(folder, monkeypatch):
+    """Not by each process once: a hundred thousand entries take longer than a kernel."""
+    limit, trims, trim = 1 << 20, [], DiskCache.trim
+
+    def counted(cache):
+        trims.append(1)
+        return trim(cache)
+
+    monkeypatch.setattr(DiskCache, "trim", counted)
+    for k in range(4000):
+        DiskCache(folder, limit).store(f"{k:064d}", {}, bytes(900))
+    assert 4 * 32 < len(trims) < 4 * 128
+    assert DiskCache(folder, limit).size()[1] < 1.15 * limit
+    with monkeypatch.context() as patch:
+        patch.setattr("os.scandir", None)  # what is large is looked for, whatever it is
+        with pytest.raises(TypeError, match="NoneType"):
+            DiskCache(folder, limit).store(KEY, HEADER, bytes(limit // 64))
 
 
 def _store_until_killed(folder, ready):

@@ -37,7 +37,7 @@ log = logging.getLogger("weft.cache")
 
 MAGIC = b"weft-cache-2\n"
 _LENGTH = struct.Struct("<Q")
-_STORES_BETWEEN_TRIMS = 64
+_TRIMS = 64  # while as much is stored as the cache may hold
 _STALE_SECONDS = 3600  # a temporary file this old was left by a writer that died
 
 
@@ -74,7 +74,6 @@ class DiskCache:
         self._lock = threading.Lock()
         self._usable: bool | None = None
         self._writable = True
-        self._stores = 0
 
     def load(self, key: str) -> tuple[dict[str, Any], bytes] | None:
         """The header and the object code stored under ``key``; None if there is no sound entry."""
@@ -101,13 +100,14 @@ class DiskCache:
     def store(self, key: str, header: dict[str, Any], object_code: bytes) -> bool:
         """Stores an entry, replacing what was there. False where that was not possible."""
         name, temporary = _name(key), f"tmp-{os.getpid()}-{os.urandom(8).hex()}"
+        entry = _encode(key, header, object_code)
         with self._opened() as folder:
             if folder is None or not self._writable:
                 return False
             try:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 with open(os.open(temporary, flags, 0o600, dir_fd=folder), "wb") as file:
-                    file.write(_encode(key, header, object_code))
+                    file.write(entry)
                 os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
             except OSError as error:
                 with contextlib.suppress(OSError):
@@ -117,8 +117,10 @@ class DiskCache:
                 self._warn(f"compiled kernels are not kept in {self.folder}: {reason}")
                 return False
         log.debug("stored %s (%d bytes)", key[:16], len(object_code))
-        self._stores += 1
-        if self._stores % _STORES_BETWEEN_TRIMS == 1:
+        # Looking at a full cache takes a second. Whose turn it is follows from what is stored, so
+        # that nothing has to be remembered from one process to the next.
+        (drawn,) = _LENGTH.unpack_from(entry, len(MAGIC))
+        if drawn * self.limit < len(entry) * _TRIMS << 64:
             self.trim()
         return True
 
@@ -130,11 +132,12 @@ class DiskCache:
         with self._opened() as folder:
             if folder is None:
                 return 0
-            now = time.time()
-            for name, status in _files(folder, "tmp-"):
-                if now - status.st_mtime > _STALE_SECONDS:
+            now, entries = time.time(), list[tuple[str, os.stat_result]]()
+            for name, status in _files(folder):
+                if name.endswith(".weft"):
+                    entries.append((name, status))
+                elif name.startswith("tmp-") and now - status.st_mtime > _STALE_SECONDS:
                     _delete(name, folder)
-            entries = _files(folder, "", ".weft")
             total = sum(status.st_size for _, status in entries)
             for name, status in sorted(entries, key=lambda entry: entry[1].st_mtime):
                 stale = unused is not None and now - status.st_mtime > unused
@@ -148,7 +151,7 @@ class DiskCache:
         """The key, the bytes and the time of use (seconds of the epoch) of each entry, the one
         that was used last first."""
         with self._opened() as folder:
-            found = [] if folder is None else _files(folder, "", ".weft")
+            found = [] if folder is None else _files(folder, ".weft")
         by_use = sorted(found, key=lambda entry: -entry[1].st_mtime)
         return [(name.removesuffix(".weft"), s.st_size, s.st_mtime) for name, s in by_use]
 
@@ -173,7 +176,7 @@ class DiskCache:
         with self._opened() as folder:
             if folder is None:
                 return 0
-            return sum(_delete(name, folder) for name, _ in _files(folder, "", ".weft"))
+            return sum(_delete(name, folder) for name, _ in _files(folder, ".weft"))
 
     def size(self) -> tuple[int, int]:
         """The number of entries and their bytes."""
@@ -262,12 +265,12 @@ def _read(name: str, folder: int, limit: int) -> bytes:
         return file.read(status.st_size)
 
 
-def _files(folder: int, prefix: str, suffix: str = "") -> list[tuple[str, os.stat_result]]:
-    """Names and states of the files in ``folder`` that are named so."""
+def _files(folder: int, suffix: str = "") -> list[tuple[str, os.stat_result]]:
+    """Names and states of the files in ``folder`` whose names end so."""
     found: list[tuple[str, os.stat_result]] = []
     with os.scandir(folder) as files:
         for file in files:
-            if file.name.startswith(prefix) and file.name.endswith(suffix):
+            if file.name.endswith(suffix):
                 with contextlib.suppress(OSError):  # another process deleted it
                     found.append((file.name, file.stat(follow_symlinks=False)))
     return found

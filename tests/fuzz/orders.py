@@ -42,7 +42,7 @@ def twice(v, d=1.0, *, e=0.5):
 
 """
 MEANT = ("where only part of a statement may run", "may have no value here",
-         "that this statement has read before")  # fmt: skip
+         "that this statement has read before", "is full: there is room for")  # fmt: skip
 
 
 class Draw(Text):

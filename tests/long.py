@@ -2,8 +2,8 @@
 
 It is made anew of what pytest says of a run of all others and of these:
 
-    make test ARGS="--durations=0 --durations-min=0.3" > took.txt
-    make slow ARGS="-m long --durations=0 --durations-min=0.3" >> took.txt
+    make test ARGS="--durations=0 --durations-min=0.2" > took.txt
+    make slow ARGS="-m long --durations=0 --durations-min=0.2" >> took.txt
     python -m tests.long took.txt
 """
 
@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 FILE = Path(__file__).with_name("long.txt")
-CASE = 0.6  # seconds of a case of several: the quickest of a function is asked for ``ALONE``
-ALONE = 2.0
+CASE = 0.35  # seconds of a case of several: the quickest of a function is asked for ``ALONE``
+ALONE = 1.0
 _LINE = re.compile(r"([\d.]+)s (?:call|setup|teardown) +(\S.*)")
 
 

@@ -196,10 +196,21 @@ def _power(s: Scalars, a: Operand, b: Operand, span: Span) -> Operand:
     zero, wide = _is_zero(x), s.type(dtype).name
     base = zero.choose(1.0, x[0]), x[1]
     found = _exp(_times(y, _log(base, wide)), wide)
-    grows = y[0].compared(">", 0.0)
-    nothing = y[0].compared("==", 0.0).both("&", y[1].compared("==", 0.0))
-    of_zero = grows.choose(0.0, nothing.choose(1.0, math.nan))
-    return _complex((zero.choose(of_zero, found[0]), zero.choose(0.0, found[1])), dtype, span)
+    of_zero = _power_of_zero(x, y, zero)
+    real, imag = (zero.choose(p, q) for p, q in zip(of_zero, found, strict=True))
+    return _complex((real, imag), dtype, span)
+
+
+def _power_of_zero(x: Pair, y: Pair, zero: _Real) -> Pair:
+    """``x ** y`` where ``x`` is 0. The derivative by ``x`` is torch's, ``y * 0 ** (y - 1)``: 1 of
+    ``y`` = 1, 0 of ``y`` = 0 and of a real part above 1, not finite of all others."""
+    real = y[1].compared("==", 0.0)
+    nothing, one = (y[0].compared("==", n).both("&", real) for n in (0.0, 1.0))
+    smooth = y[0].compared(">", 1.0).both("|", one).both("|", nothing)
+    roots = [smooth.choose(1.0, zero.choose(p, 1.0)).call("sqrt") for p in x]
+    added = [one.choose(p, smooth.choose(0.0, q)) for p, q in zip(x, roots, strict=True)]  # zeros
+    value = y[0].compared(">", 0.0).choose(0.0, nothing.choose(1.0, math.nan))
+    return added[0] + value, added[1] + 0.0
 
 
 # --- functions ----------------------------------------------------------------------------------
@@ -238,9 +249,13 @@ def _angle(x: Pair, wide: str) -> _Real:
 
 
 def _exp(x: Pair, wide: str) -> Pair:
+    """A product with the sine also where that is 0, for the derivative; infinity times 0 is 0."""
     a, b = x
-    size, real = a.call("exp"), b.compared("==", 0.0)
-    return real.choose(size, size * b.call("cos")), real.choose(b, size * b.call("sin"))
+    size = a.call("exp")
+    finite, flat = _finite(size), b.compared("==", 0.0)
+    real, imag = size * b.call("cos"), size * b.call("sin")
+    return (finite.choose(real, flat.choose(size, real)),
+            finite.choose(imag, flat.choose(b, imag)))  # fmt: skip
 
 
 def _log(x: Pair, wide: str) -> Pair:
@@ -248,7 +263,7 @@ def _log(x: Pair, wide: str) -> Pair:
     (a, b), k = _scaled(x, wide)
     size = a.call("hypot", b)
     p, q = abs(a), abs(b)
-    top, low = _larger(p, q), p.compared(">=", q).choose(q, p)
+    top, low = _larger(p, q), p.compared(">=", q).choose(b, a)  # of 0, abs has the slope 0
     near = size.compared(">", 0.75).both("&", size.compared("<", 1.5))
     top, low = near.choose(top, 1.0), near.choose(low, 0.0)
     difference = (top - 1.0) * (top + 1.0) + low * low
@@ -257,13 +272,15 @@ def _log(x: Pair, wide: str) -> Pair:
 
 
 def _sqrt(x: Pair, wide: str) -> Pair:
+    """Absolute values are products with signs, which have a slope at 0, too."""
     (a, b), k = _scaled(x, wide)
-    zero = _is_zero(x)
-    part = (a.call("hypot", b) * 0.5 + abs(a) * 0.5).call("sqrt")
+    zero, right = _is_zero(x), a.compared(">=", 0.0)
+    size = right.choose(a, -a)
+    part = (a.call("hypot", b) * 0.5 + size * 0.5).call("sqrt")
     other = zero.choose(b, b / (zero.choose(1.0, part) * 2.0))
-    right = a.compared(">=", 0.0)
+    sign = a.made(a.scalars.constant(1.0, "float")).call("copysign", b)
     by, endless = k.call("exp2"), abs(x[1]).compared("==", math.inf)
-    real, imag = right.choose(part, abs(other)), right.choose(other, part.call("copysign", b))
+    real, imag = right.choose(part, other * sign), right.choose(other, part * sign)
     return endless.choose(math.inf, real * by), endless.choose(x[1], imag * by)
 
 
@@ -288,10 +305,11 @@ def _cosh(x: Pair, wide: str) -> Pair:
 
 
 def _sign(x: Pair, wide: str) -> Pair:
-    """``x / abs(x)``; of 0, 0."""
+    """``x / abs(x)``; of 0, 0 with its sign, and the derivative 0, as torch's."""
     size, zero = _abs(x, wide), _is_zero(x)
-    by = zero.choose(1.0, size)
-    return x[0] / by, x[1] / by
+    by, none = zero.choose(1.0, size), x[0].made(x[0].scalars.constant(0.0, "float"))
+    real, imag = (zero.choose(none.call("copysign", p), p / by) for p in x)
+    return real, imag
 
 
 _TO_COMPLEX: dict[str, Callable[[Pair, str], Pair]] = {

@@ -104,11 +104,11 @@ def clog(z: Any) -> Any:
 
 
 def cpow(z: Any, n: Any) -> Any:
-    """``z`` to the real power ``n``; 0 of 0."""
+    """``z`` to the real power ``n``; 0 of 0. The derivative there is 0, and 1 of ``n = 1``."""
     none = z.norm_sqr() == 0.0
     x = math.select(none, 1.0, z.x)
     found = (x * x + z.y * z.y) ** (0.5 * n) * vdir(n * math.atan2(z.y, x))
-    return math.select(none, 0.0 * z, found)
+    return math.select(none, math.select(n == 1.0, 1.0, 0.0) * z, found)
 
 
 def csqrt(z: Any) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 
 from weft.lang import math
 from weft.lang.elements import needs
-from weft.lang.loops import static
+from weft.lang.loops import static, stop_grad
 from weft.lang.vectors import Matrix, Vector
 
 _NONE = 1e38  # a derivative that is none, in float32, too
@@ -31,8 +31,8 @@ _SINGULAR = (
 def _unit(a: Any) -> Any:
     """The power of two next to the largest magnitude in ``a``; 1 of zeros. Its derivative is 0."""
     largest = abs(a).max()
-    unit = math.exp2(math.floor(math.log2(largest)))
-    return math.select((unit > 0.0) & (unit <= largest), unit, 1.0)
+    half = math.exp2(math.floor(math.log2(0.5 * largest)))  # which neither overflows nor rounds up
+    return math.select(half > 0.0, math.select(2.0 * half <= largest, 2.0 * half, half), 1.0)
 
 
 def _root(x: Any) -> Any:
@@ -152,33 +152,48 @@ def qr(a: Any, dtype: Any = None) -> Any:
 
 
 def _reflected(r: Any) -> Any:
-    """The orthogonal matrix (n x n) and the triangle (n x m) whose product ``r`` is."""
+    """The orthogonal matrix (n x n) and the triangle (n x m) whose product ``r`` is.
+
+    By the reflections of LAPACK's larfg, which leaves a column with zeros below the diagonal as it
+    is. That has no derivative of a reflection: here such a column is reflected as others are, and
+    the sign taken back (``kept``). A column of zeros stays without one (``none``)."""
     n, m = r.shape[0], r.shape[1]
     q = math.eye(n)
     for k in static(range(m if m < n else n - 1)):
-        below = 0.0
+        square, rest = 0.0, 0.0
         for i in static(range(k + 1, n)):
+            square = square + r[i, k] * r[i, k]
+            rest = rest + abs(r[i, k])
+        flat = square == 0.0
+        kept = flat & (abs(r[k, k]) > rest)
+        none = flat & (not kept)
+        # Where squares may vanish, all is over the diagonal's element.
+        unit = stop_grad(math.select(kept, r[k, k], 1.0))
+        alpha, below = r[k, k] / unit, 0.0
+        for i in static(range(k + 1, n)):
+            r[i, k] = r[i, k] / unit
             below = below + r[i, k] * r[i, k]
-        flat = below == 0.0
-        alpha = r[k, k]
-        beta = -math.copysign(math.sqrt(math.select(flat, 1.0, alpha * alpha + below)), alpha)
-        tau = math.select(flat, 0.0, (beta - alpha) / beta)
-        over = math.select(flat, 1.0, alpha - beta)
+        beta = -math.copysign(math.sqrt(math.select(none, 1.0, alpha * alpha + below)), alpha)
+        tau = math.select(none, 0.0, (beta - alpha) / beta)
+        over = math.select(none, 1.0, alpha - beta)
+        for i in static(range(k + 1, n)):
+            r[i, k] = r[i, k] / over
         for j in static(range(k + 1, m)):
             share = r[k, j]
             for i in static(range(k + 1, n)):
-                share = share + r[i, k] / over * r[i, j]
-            r[k, j] -= tau * share
+                share = share + r[i, k] * r[i, j]
+            r[k, j] = math.select(kept, tau * share - r[k, j], r[k, j] - tau * share)
             for i in static(range(k + 1, n)):
-                r[i, j] -= tau * share * (r[i, k] / over)
+                r[i, j] -= tau * share * r[i, k]
         for j in static(range(n)):
             share = q[j, k]
             for i in static(range(k + 1, n)):
-                share = share + q[j, i] * (r[i, k] / over)
-            q[j, k] -= tau * share
+                share = share + q[j, i] * r[i, k]
+            q[j, k] = math.select(kept, tau * share - q[j, k], q[j, k] - tau * share)
             for i in static(range(k + 1, n)):
-                q[j, i] -= tau * share * (r[i, k] / over)
-        r[k, k] = math.select(flat, alpha, beta)
+                q[j, i] -= tau * share * r[i, k]
+        size = -beta / math.select(kept, alpha, 1.0)  # 1 where the column is kept
+        r[k, k] = math.select(flat, math.select(none, 1.0, size) * r[k, k], beta)
         for i in static(range(k + 1, n)):
             r[i, k] = 0.0
     return q, r

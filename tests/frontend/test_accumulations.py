@@ -189,6 +189,21 @@ def test_accumulations_in_one_statement(n: int) -> None:
     same(in_one_statement, torch.randn(n, generator=torch.Generator().manual_seed(n)))
 
 
+@weft.kernel
+def beside_a_lambda(x):
+    first, _ = sorted([3, 1], key=lambda v: -v)
+    low, high = 1e9, -1e9 + first
+    for i in range(x.shape[0]):
+        v = sum(x[i] * w for w in (0.5, 0.25))
+        low, high = min(low, v), max(high, v)
+    return low, high
+
+
+@pytest.mark.parametrize("n", [1, 127])
+def test_what_is_read_later_does_not_count_where_it_is_another(n: int) -> None:
+    same(beside_a_lambda, torch.randn(n, generator=torch.Generator().manual_seed(n)))
+
+
 def test_what_reads_anothers_new_value_is_not_taken_apart() -> None:
     @weft.kernel
     def fibonacci(x):

@@ -83,6 +83,7 @@ def forms(device: str) -> dict[str, Form]:
         tables,
         taken,
         transforms,
+        updates,
         windows,
     )
     from tests.fuzz.check import check
@@ -115,7 +116,7 @@ def forms(device: str) -> dict[str, Form]:
         "jumps": Form(jumps.check, 0.2), "joins": Form(joins.check, 0.2),
         "row values": Form(row_values.check, 0.2), "orders": Form(orders.check, 0.2),
         "element loops": Form(functools.partial(element_loops.check, device=device)),
-        "programs": Form(programs.check, 0.2),
+        "programs": Form(programs.check, 0.2), "updates": Form(updates.check, 0.2),
         "overlaps": Form(overlaps.check),
         "slices": Form(under(conditions.many_chunks, slices.check)),
         "results": Form(results.check_results, 0.25),

@@ -35,6 +35,7 @@ from tests.fuzz import (
     tables,
     taken,
     unsigned,
+    updates,
     windows,
 )
 from tests.fuzz.check import check
@@ -171,7 +172,7 @@ def test_random_kernels_of_structs(part: int, seed: int) -> None:
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "drawn",
-    [tables, objects, moves, jumps, joins, row_values, orders, jagged],
+    [tables, objects, moves, jumps, joins, row_values, orders, jagged, updates],
     ids=lambda m: m.__name__.rpartition(".")[2],
 )
 def test_random_kernels_of_what_iterations_keep(drawn: Any, part: int, seed: int) -> None:

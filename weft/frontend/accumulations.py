@@ -45,8 +45,9 @@ def atomics(source: FunctionSource, scope: Scope) -> ast.FunctionDef:
     ``source`` says so."""
     tree = source.tree if source.asserts else left_out(source)
     new = copy.copy(without_containers(tree, scope))
-    plain = not any(isinstance(n, _LATER) for n in subtree(new) if n is not new)
-    new.body = _block(new.body, scope, plain)
+    inner = (n for n in subtree(new) if isinstance(n, _LATER) and n is not new)
+    later = {name.id for n in inner for name in subtree(n) if isinstance(name, ast.Name)}
+    new.body = _block(new.body, scope, later)
     return new
 
 
@@ -54,9 +55,9 @@ def atomics(source: FunctionSource, scope: Scope) -> ast.FunctionDef:
 _LATER = (ast.FunctionDef, ast.Lambda, ast.GeneratorExp, ast.NamedExpr)
 
 
-def _apart(node: ast.stmt) -> list[ast.stmt] | None:
+def _apart(node: ast.stmt, later: set[str]) -> list[ast.stmt] | None:
     """The assignments of one statement, where each is of a name that no other of them reads, and
-    one reads its own; None for others."""
+    one reads its own; None for others. ``later``: names that are read at other times."""
     match node:
         case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
             names = [t.id for t in targets if isinstance(t, ast.Name)]
@@ -64,6 +65,8 @@ def _apart(node: ast.stmt) -> list[ast.stmt] | None:
             return None
     read = [{n.id for n in subtree(v) if isinstance(n, ast.Name)} & {*names} for v in values]
     if len({*names}) != len(targets) or len(values) != len(targets) or not any(read):
+        return None
+    if not later.isdisjoint(names):
         return None
     if not all(own <= {name} for own, name in zip(read, names, strict=True)):
         return None
@@ -235,17 +238,17 @@ def _setting(loop: ast.For, known: set[str]) -> ast.For:
 
 
 def _block(
-    body: list[ast.stmt], scope: Scope, plain: bool, in_loop: bool = False
+    body: list[ast.stmt], scope: Scope, later: set[str], in_loop: bool = False
 ) -> list[ast.stmt]:
     found: list[ast.stmt] = []
     for node in body:
-        made = _assignments(node, scope) or (_apart(node) if plain and in_loop else None)
+        made = _assignments(node, scope) or (_apart(node, later) if in_loop else None)
         if made is None and statement_lists(node):
             node = copy.copy(node)
             inside = in_loop or isinstance(node, ast.For)
             for name in ("body", "orelse"):
                 if isinstance(getattr(node, name, None), list):
-                    setattr(node, name, _block(getattr(node, name), scope, plain, inside))
+                    setattr(node, name, _block(getattr(node, name), scope, later, inside))
         found += [node] if made is None else made
     return found
 

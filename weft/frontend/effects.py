@@ -30,7 +30,8 @@ from weft.frontend.kinds import (
     is_float,
 )
 from weft.ir import types as ir
-from weft.ir.views import While
+from weft.ir.core import Op, below
+from weft.ir.views import While, made_by, written_by
 
 # The update that each atomic does; a difference is the sum with the negated value.
 _RMW = {f"atomic_{name}": name for name in ("add", "mul", "min", "max", "and", "or", "xor")}
@@ -86,12 +87,9 @@ def _of_complex(cx: Lowering, node: ast.Call, name: str) -> bool:
     assert isinstance(base, Tensor | Part)
     part = elements.subscripted(cx, base, place.slice, span)
     value = cx.read_number(cx.expression(node.args[1]), span)
-    if name == "atomic_sub":
-        value = expressions.binary(cx, "-", Static(0), value, span)
     for real, indices, item in elements.stored(cx, part, value, cx.span(place), span):
-        stored = cx.scalars.cast(item, real.dtype, span)
-        with cx.builder.about(cx.span(place)):
-            cx.builder.atomic_rmw("addf", stored.value, real.memref, indices)
+        less = name == "atomic_sub"
+        combine(cx, "add", real, indices, item, cx.span(place), span, less=less)
     return True
 
 
@@ -147,8 +145,6 @@ def _update(
     span: Span,
 ) -> Scalar:  # fmt: skip
     """The number in an element before the atomic ``name`` updates it."""
-    if name == "atomic_sub":
-        value = cx.scalars.negate(value, span)
     _refuse_eight_bits(name, tensor, span)
     dtype = tensor.dtype
     if dtype == "bool" and _RMW[name] in ("add", "mul"):
@@ -156,10 +152,55 @@ def _update(
                               help="use atomic_or or atomic_and")  # fmt: skip
     if is_float(dtype) and _RMW[name] in ("and", "or", "xor"):
         raise KernelTypeError(f"`{name}` on a tensor of floats", span, help="use an integer tensor")
-    stored = cx.scalars.cast(value, dtype, span)
+    less = name == "atomic_sub"
+    return combine(cx, _RMW[name], tensor, indices, value, at, span, less=less)
+
+
+def combine(
+    cx: Lowering, combiner: str, tensor: Tensor, indices: list[Any], value: Operand, at: Span,
+    span: Span, *, less: bool = False,
+) -> Scalar:  # fmt: skip
+    """Updates an element; the number that was in it. ``less``: takes the value off, which adds its
+    negative, in the element's dtype: in its own, that of a byte is a byte. Where a float is wider
+    than the element, their sum is rounded (see ``passes.lower_updates``)."""
+    s, dtype = cx.scalars, tensor.dtype
+    if less and (isinstance(value, Static) or is_float(s.number(value, span))):
+        value, less = s.negate(value, span), False
+    stored = s.cast(value, dtype, span)
+    rounded = made_by(stored.value, "arith.truncf")
+    if rounded is not None and isinstance(value, Scalar) and rounded.operand is value.value:
+        rounded.attrs["late"] = True
+    if less:
+        stored = s.negate(stored, span)
+        assert isinstance(stored, Scalar)
     with cx.builder.about(at):
-        kind = reductions.kind(_RMW[name], dtype)
+        kind = reductions.kind(combiner, dtype)
         return Scalar(cx.builder.atomic_rmw(kind, stored.value, tensor.memref, indices), dtype)
+
+
+def refuse_skipped(cx: Lowering, node: ast.Assign, value: ast.BoolOp, ops: list[Op]) -> None:
+    """``found = found or f(i)``, accumulated by a parallel loop: each iteration evaluates ``f(i)``,
+    and Python none after the first that is true. Refused where the ``ops`` of that show."""
+    names = {t.id for t in node.targets if isinstance(t, ast.Name)} & cx.frame.conditions
+    own = next((v.id for v in value.values[:-1] if isinstance(v, ast.Name) and v.id in names), None)
+    if own is None:
+        return
+    every = [inner for op in ops for inner in below(op)]
+    made = {v for op in every for v in op.results}
+    shown = next((op for op in every if op.name in _SHOWN and op not in cx.checks
+                  and written_by(op) not in made), None)  # fmt: skip
+    if shown is not None:
+        word = "or" if isinstance(value.op, ast.Or) else "and"
+        does = {"weft.assert": "asserts", "weft.print": "prints"}.get(shown.name, "stores")
+        raise KernelSyntaxError(
+            f"each iteration evaluates all of `{own} = {own} {word} ...`, which {does} something: "
+            "Python evaluates the right side only until it is known", cx.span(node),
+            help=f"call it in a statement before, `one = ...`, then `{own} = {own} {word} one`. "
+            + reductions.IN_ORDER,
+        )  # fmt: skip
+
+
+_SHOWN = {"memref.store", "memref.atomic_rmw", "memref.atomic_cas", "weft.assert", "weft.print"}
 
 
 def _atomic(name: str) -> Callable[[Lowering, ast.Call], Operand]:

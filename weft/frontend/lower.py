@@ -254,6 +254,7 @@ def _parallel(cx: Lowering, node: ast.For, function: Function) -> list[tuple[str
     b, names = cx.builder, list(cx.region.results)
     ordered = is_once(node)
     body, combiners = _body(cx, node, names)
+    cx.frame.conditions = {name for name, how in combiners.items() if how in ("and", "or")}
     cx.frame.stored, cx.frame.grown = stored_lists(node), growing.grown(node)
     note_counts(cx.frame, [*body, ast.copy_location(ast.For(node.target, node.iter, [], []), node)])
     iterable = cx.expression(node.iter)

@@ -99,6 +99,7 @@ class Frame:
     grown: set[str] = field(default_factory=set)  # names of lists that grow or shrink
     # Unsigned totals that a loop subtracts from, and whether it adds nothing to them.
     differences: dict[str, bool] = field(default_factory=dict)
+    conditions: set[str] = field(default_factory=set)  # totals of `and` and `or`
     around: Frame | None = None  # of a function that is defined in a device loop
     given: frozenset[str] = frozenset()  # the parameters of an inlined function
     shared: frozenset[str] = frozenset()  # of these, the caller's own objects

@@ -10,6 +10,7 @@ from weft.frontend import (
     aggregates,
     casts,
     choices,
+    effects,
     elements,
     exchanges,
     expressions,
@@ -36,7 +37,6 @@ from weft.frontend.kinds import (
     Operand,
     Part,
     Row,
-    Scalar,
     Static,
     Tensor,
     Tup,
@@ -66,7 +66,10 @@ def assignment(cx: Lowering, node: ast.Assign) -> None:
         cx.block(exchange)
         return
     generators.refuse_named(cx, node)
+    done, begin = cx.builder.block.ops, len(cx.builder.block.ops)
     operand = cx.expression(node.value)
+    if isinstance(node.value, ast.BoolOp) and cx.frame.conditions:
+        effects.refuse_skipped(cx, node, node.value, done[begin:])
     for target in node.targets:
         if isinstance(operand, Static) and cx.frame.counts.get(getattr(target, "id", ""), 0) > 1:
             operand = records.of_constant(cx, operand, span) or operand  # it changes in the loop
@@ -277,14 +280,8 @@ def _accumulate_one(
         cx.store_element(tensor.memref, tensor.dtype, indices, result, at)
         return
     overflow.fits(cx, value, tensor.dtype, span)
-    given = value
-    if symbol == "-":
-        value = cx.scalars.negate(value, span)
-    stored = cx.scalars.cast(value, tensor.dtype, span)
-    kind = reductions.kind(combiner, tensor.dtype)
-    with cx.builder.about(at):
-        old = cx.builder.atomic_rmw(kind, stored.value, tensor.memref, indices)
-    overflow.added(cx, symbol, Scalar(old, tensor.dtype), given, span)
+    old = effects.combine(cx, combiner, tensor, indices, value, at, span, less=symbol == "-")
+    overflow.added(cx, symbol, old, value, span)
 
 
 def store(cx: Lowering, target: ast.Subscript, operand: Operand, span: Span) -> None:

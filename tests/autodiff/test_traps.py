@@ -221,3 +221,43 @@ def test_forward_mode_of_a_launch_that_writes_to_two_tensors():
 
     with pytest.raises(GradientError, match="writes to several tensors, and one of them is a view"):
         torch.func.jvp(of_rows, (torch.stack((x, v)),), (torch.stack((dx, dv)),))
+
+
+@weft.kernel
+def rms_norm(x, w, least):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        total = 0.0
+        for j in range(x.shape[1]):
+            total += x[i, j] * x[i, j]
+        for j in range(x.shape[1]):
+            out[i, j] = x[i, j] * w[j] * torch.rsqrt(total + least)
+    return out
+
+
+@weft.kernel
+def with_temperature(x, w, t):
+    out = x.new_zeros(x.shape[0])
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            out[i] += torch.exp(x[i, j] * w[j] / t)
+    return out
+
+
+def test_rows_that_read_a_tensor_without_dimensions() -> None:
+    """What stands beside rows in a sum over them has no subscripts."""
+    x, w = torch.rand(3, 4, requires_grad=True), torch.rand(4, requires_grad=True)
+    for t in (torch.tensor(0.5), torch.tensor(0.5, requires_grad=True)):
+        given = [v for v in (x, w, t) if v.requires_grad]
+        for found, expected in (
+            (rms_norm(x, w, t), x * w * torch.rsqrt((x * x).sum(1, keepdim=True) + t)),
+            (with_temperature(x, w, t), torch.exp(x * w / t).sum(1)),
+        ):
+            pairs = [torch.autograd.grad(o.sum(), given, create_graph=True)
+                     for o in (found, expected)]  # fmt: skip
+            for f, e in zip(*pairs, strict=True):
+                assert torch.allclose(f, e, rtol=1e-4)
+            second = [torch.autograd.grad(sum(g.square().sum() for g in each), given)
+                      for each in pairs]  # fmt: skip
+            for f, e in zip(*second, strict=True):
+                assert torch.allclose(f, e, rtol=1e-3, atol=1e-5)

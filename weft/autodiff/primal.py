@@ -10,8 +10,12 @@ from weft.autodiff.names import numbered, order_of, unique_names
 from weft.errors import GradientError
 from weft.index.access import Access, accesses
 from weft.ir.core import Block, Function, Op, Value, below, defined, parents, walk
+from weft.ir.ops import OPS
 from weft.ir.views import accessed_by, written_by
 from weft.ir.writes import loaded, written
+
+# A recomputation leaves these out: the loop itself has done them, and their results stand.
+DONE = ("weft.assert", "weft.bounds", "weft.print", "func.return")
 
 
 class Primal:
@@ -50,7 +54,7 @@ class Primal:
         self._parents = parents(function.body) if self.versions else {}
         self.accesses = every
         self._owned: dict[Op, list[Value]] = {}
-        self._operands = {v for op in walk(function.body) for v in op.operands}
+        self._operands = _asked(function.body)
 
     def name(self, memref: Value) -> str:
         return self.names[self.function.args.index(memref)]
@@ -144,6 +148,10 @@ class Primal:
         left = {*self.owned(op), *(m for m in self.unread(op) if m not in stored)}
         return any(m not in left for m in self.locals_stored(op))
 
+    def is_done(self, op: Op) -> bool:
+        """Whether nothing that is carried out again asks for ``op``."""
+        return _is_done(op, self._operands)
+
     def _adds(self, op: Op) -> bool:
         """Whether ``op`` adds to an element, and nobody asks for what was there."""
         if op.name != "memref.atomic_rmw" or op.attrs["kind"] not in ("addf", "addi"):
@@ -166,6 +174,18 @@ class Primal:
                     "loop is carried out again, as a gradient needs", op.span,
                     help="compute such numbers in a loop of their own, before",
                 )  # fmt: skip
+
+
+def _asked(block: Block) -> set[Value]:
+    """The values that something asks for which is carried out again: not what checks compute."""
+    found = set[Value]()
+    for op in reversed([*walk(block)]):
+        found.update(() if _is_done(op, found) else op.operands)
+    return found
+
+
+def _is_done(op: Op, asked: set[Value]) -> bool:
+    return op.name in DONE or (OPS[op.name].pure and asked.isdisjoint(op.results))
 
 
 def array_of(op: Op) -> Value:

@@ -13,9 +13,6 @@ from weft.ir.core import Block, Function, Op, Value
 from weft.ir.types import SCALARS, MemRefType, Type, index
 from weft.ir.views import For, If, Parallel, While, memory
 
-# A recomputation leaves these out: the loop itself has done them, and their results stand.
-DONE = ("weft.assert", "weft.bounds", "weft.print", "func.return")
-
 
 def _nothing(value: Value) -> None:
     pass
@@ -107,9 +104,9 @@ class Recomputation:
 
     def op(self, op: Op) -> None:
         self.b.span = op.span
+        if self.primal.is_done(op):
+            return
         match op.name:
-            case name if name in DONE:
-                return
             case "scf.for":
                 self.for_(op)
             case "scf.while":

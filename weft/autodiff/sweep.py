@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from weft.autodiff.adjoints import Adjoints
 from weft.autodiff.checkpoints import Loops
 from weft.autodiff.extremum import Extremum, extremum
-from weft.autodiff.recompute import DONE, Recomputation
+from weft.autodiff.primal import DONE
+from weft.autodiff.recompute import Recomputation
 from weft.autodiff.rules import RULES, ZERO, Local, adjoint_type
 from weft.autodiff.sums import is_unread, passes_through
 from weft.autodiff.tape import Tapes

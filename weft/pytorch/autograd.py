@@ -71,6 +71,7 @@ class Call:
     along: Along | None = None  # where there are tangents
     before: Sequence[int] = ()
     held: Sequence[Held] = ()  # instead of what is saved: what may be overwritten
+    constant: Collection[int] = ()  # of what is written: it has no derivative
     learn: Callable[[Reversed, Mapping[str, Any]], None] | None = None
 
     def carry_out(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -128,6 +129,9 @@ class Launch(torch.autograd.Function):
         ctx.call = call
         if call.reversed is None:
             return
+        if call.constant:
+            kept = zip(call.loop.written, written, strict=True)
+            ctx.mark_non_differentiable(*(o for k, o in kept if k in call.constant))
         env = call.named(tensors)
         env.update(zip((call.loop.names[k] for k in call.loop.written), written, strict=True))
         if call.held:
@@ -342,6 +346,8 @@ def launch(
             call.before = [k for k in loop.before if loop.before_name(k) in made.reads]
             tensors += [values[k].clone() for k in call.before]
             call.reversed = made
+            if not tangents:
+                call.constant = loop.constant(wanted)
             if outs is not None and not tangents:
                 call.run = _filling(loop, made, outs) or run
             call.saved = [n for n, v in call.named(tensors).items()

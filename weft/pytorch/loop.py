@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
+from weft.autodiff.activity import activity, holds_floats
 from weft.autodiff.adjoint import Adjoint
 from weft.autodiff.columns import by_columns
 from weft.autodiff.forward_mode import forward_mode
@@ -73,6 +74,7 @@ class Loop:
         self.histories = weakref.WeakSet[Any]()  # of launches whose plans are known
         self.later = NEVER
         self.results = frozenset[int]()  # which adjoints may read, see ``reverse``
+        self._constant: dict[frozenset[int], frozenset[int]] = {}
         self._forwards: dict[frozenset[int], Forwarded] = {}
         self._batched: dict[tuple[Any, ...], Loop] = {}
         self._without: dict[frozenset[int], Loop] = {}
@@ -80,6 +82,16 @@ class Loop:
         self.written = [k for k in memrefs if function.args[k] in stored]
         # Where a view is written, torch takes the first tensor for it (see its CopySlices).
         self.memrefs = [*self.written, *(k for k in memrefs if k not in self.written)]
+
+    def constant(self, wanted: frozenset[int]) -> frozenset[int]:
+        """The tensors of floats that are written, and do not depend on those ``wanted``: counters,
+        masks, running means. They have no derivative."""
+        if wanted not in self._constant:
+            args = self.function.args
+            varying = activity(self.function, [args[k] for k in wanted]).arrays
+            found = {k for k in self.written if holds_floats(args[k])}
+            self._constant[wanted] = frozenset(k for k in found if args[k] not in varying)
+        return self._constant[wanted]
 
     @functools.cached_property
     def prefix(self) -> str:

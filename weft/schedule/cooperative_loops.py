@@ -438,6 +438,8 @@ def _arms(poly: Poly, kind: str) -> Iterator[Poly]:
 def _apart(access: Access, iv: Value, fastest: Value, same: bool) -> bool:
     """Whether threads that are neighbours along ``fastest`` access one element, or neighbours, at
     the same turn of the loop over ``iv``. ``same``: that loop begins at one index for them."""
+    if not access.subscripts:  # of a tensor without dimensions: one element
+        return True
     (loop,) = (loop for loop in access.loops if loop.iv is iv)
     mentioned = any(iv in leaves for leaves in _all(access))
     if mentioned and loop.lower is None and not same:

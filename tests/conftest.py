@@ -43,6 +43,7 @@ ANYWHERE = (
     "tests/autodiff/test_torch.py",
     "tests/autodiff/test_traps.py",
     "tests/frontend/test_arg_extremes.py",
+    "tests/frontend/test_constant_tables.py",
     "tests/frontend/test_float8.py",
     "tests/frontend/test_found.py",
     "tests/frontend/test_from_end.py",

@@ -44,6 +44,9 @@ def note_range(e: Emitter, op: Op) -> None:
     if op.name == "memref.dim":
         e.bits[op.result] = INDEX_BITS
         return
+    if op.name == "arith.table" and op.result.scalar.is_integer and min(op.attrs["values"]) >= 0:
+        e.bits[op.result] = max(op.attrs["values"]).bit_length()
+        return
     known = [e.bits.get(v) for v in op.operands]
     if not known or any(k is None for k in known):
         return

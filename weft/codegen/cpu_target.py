@@ -28,6 +28,7 @@ class CpuTarget(Reports):
     }
     traps = marks_streams = vectorises = True
     saturates = copies_loops = False
+    constants = ""
 
     def __init__(self, function: Function, machine: CpuMachine | None = None) -> None:
         """Without a ``machine``, one that has no vectors."""

@@ -256,6 +256,7 @@ class CudaTarget(Reports):
 
     traps = scales = marks_streams = vectorises = False
     saturates = gathers = copies_loops = True
+    constants = " addrspace(1)"  # lanes that read different elements of the constant memory wait
     rules: Mapping[str, Rule] = {
         "arith.floordivsi": _divided,
         "arith.remf": _call("fmod"),  # frem would be x - y * trunc(x / y), which is not exact

@@ -132,6 +132,11 @@ class Target(Protocol):
         ...
 
     @property
+    def constants(self) -> str:
+        """The address space of tables of constants, as a declaration has it."""
+        ...
+
+    @property
     def marks_streams(self) -> bool:
         """Whether stores that stream are marked (see ``past_caches``)."""
         ...

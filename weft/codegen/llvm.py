@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from weft.codegen import starts
 from weft.codegen.arith import RULES, combine, narrow, note_extrema, note_range, rule, widen
+from weft.codegen.constant_tables import looked_up
 from weft.codegen.copies import LINE
 from weft.codegen.emit import INDEX_BITS, Emitter, View, llvm_type, memory_type
 from weft.codegen.philox import random_word
@@ -490,6 +491,7 @@ for _name, _row in OPS.items():
     if _row.terminator:
         RULES[_name] = _no_code
 RULES["math.philox"] = random_word
+RULES["arith.table"] = looked_up
 
 
 # -- checks and prints

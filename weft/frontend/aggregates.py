@@ -12,23 +12,29 @@ from weft.errors import KernelIndexError, KernelTypeError, Span
 from weft.frontend import from_end, overflow
 from weft.frontend.context import Lowering
 from weft.frontend.kinds import (
+    NumberPinned,
     Operand,
     Part,
     Scalar,
     Static,
     Tensor,
     Tup,
+    Varying,
     Vec,
     describe,
     dtype_of,
     is_float,
     promote,
 )
+from weft.frontend.room import dtype_with_room
 from weft.ir import types as ir
+from weft.ir.core import Block
 from weft.ir.views import constant_of
 from weft.lang import elimination
 from weft.lang.inverses import CLOSED
 from weft.lang.vectors import letters
+
+FEW = 8  # constants that comparisons choose among; more are looked up in memory
 
 
 def rows(x: Vec) -> Iterator[Operand]:
@@ -296,6 +302,8 @@ def are_alike(items: Sequence[Operand]) -> bool:
 
 def select(cx: Lowering, items: list[Operand], position: Operand, span: Span) -> Operand:
     """One of ``items`` by a number of run time; the last one where it is out of range."""
+    if len(items) > FEW and (found := _looked_up(cx, items, position, span)) is not None:
+        return found
     index = cx.scalars.cast(position, "int", span)
     result = items[-1]
     for k in range(len(items) - 2, -1, -1):
@@ -305,6 +313,32 @@ def select(cx: Lowering, items: list[Operand], position: Operand, span: Span) ->
             lambda a, b, c=condition: cx.scalars.select(c, a, b, span), [items[k], result], span
         )
     return result
+
+
+def _looked_up(cx: Lowering, items: list[Operand], position: Operand, span: Span) -> Operand | None:
+    """The same by a table in memory, where ``items`` are constants; vectors, column by column."""
+    vectors = [x for x in items if isinstance(x, Vec)]
+    if len(vectors) == len(items) and len({x.shape for x in vectors}) == 1:
+        columns = zip(*(x.items for x in vectors), strict=True)
+        chosen = [select(cx, [*column], position, span) for column in columns]
+        return Vec(chosen, vectors[0].shape)  # type: ignore[arg-type]
+    numbers = [x for x in items if isinstance(x, Static)]
+    if len(numbers) < len(items):
+        return None
+    if places := frozenset().union(*(x.places for x in numbers if isinstance(x, Varying))):
+        raise NumberPinned(places)
+    s, b = cx.scalars, cx.builder
+    dtype = s.number(numbers[-1], span)
+    for x in reversed(numbers[:-1]):
+        dtype = dtype_with_room(promote(s.number(x, span), dtype), x, numbers[-1])
+    held = "int" if dtype == "bool" else dtype
+    with b.at(Block()):  # constants of that type
+        values = tuple(constant_of(s.cast(x, held, span).value) for x in numbers)
+    place = s.index(s.cast(position, "int", span), span)
+    found = b.op("arith.table", place, type=s.type(held), values=values)
+    if dtype != held:
+        found = b.op("arith.cmpi", found, b.constant(0, found.scalar), predicate="ne")
+    return Scalar(found, dtype)
 
 
 def check(

@@ -94,6 +94,7 @@ class _Guards:
         self._blocks: dict[Op, Block] = {}
         self._users: dict[Value, list[Op]] = {}
         self._branches: dict[Op, Arm] = {}
+        self._loading = set[Op]()  # what loads, and what is computed of that
         self._note(function.body)
         self._checking = self._for_checks(function, checks)
         self._accesses = functools.cache(
@@ -107,6 +108,13 @@ class _Guards:
                 self._users.setdefault(value, []).append(op)
             for region in op.regions:
                 self._note(region)
+            if any(map(self._is_loaded, op.operands)) or any(
+                o.name == "memref.load" or o in self._loading for o in below(op)
+            ):
+                self._loading.add(op)
+
+    def _is_loaded(self, value: Value) -> bool:
+        return value.op in self._loading
 
     def _for_checks(self, function: Function, checks: Collection[Op]) -> set[Op]:
         """The ``checks``, those of subscripts, and what is computed for them alone."""
@@ -120,7 +128,7 @@ class _Guards:
     def put(self, arm: Arm) -> None:
         """Lets ``arm`` be computed where it counts, if something may be out of range elsewhere. A
         choice that checks make says nothing of where elements are taken."""
-        if arm.choices[0] in self._checking:
+        if arm.choices[0] in self._checking or not any(map(self._is_loaded, arm.values)):
             return
         block = self._blocks[arm.choices[0]]
         own = self._own(arm, block)
@@ -147,6 +155,7 @@ class _Guards:
                 choice.operands[arm.place] = result
             self._users[result], self._users[value] = [*choices], [end]
         self._branches[branch] = arm
+        self._loading.add(branch)
         self._users.setdefault(arm.condition, []).append(branch)
         self._blocks |= dict.fromkeys(side.ops, side) | dict.fromkeys(other.ops, other)
         self._blocks[branch] = block

@@ -128,6 +128,11 @@ def constant_key(value: Any) -> Hashable:
     if isinstance(value, enum.Enum):
         return (kind, value.name)
     if isinstance(value, tuple | list):
+        types = {*map(type, value)}  # of a table one, which is asked of at each call
+        if types == {float}:
+            return (kind, float, struct.pack(f"{len(value)}d", *value))
+        if types == {int}:
+            return (kind, int, tuple(value))
         return (kind, *map(constant_key, value))
     if kind in _DICTS:
         made = Identity(value.default_factory) if kind is defaultdict else None

@@ -86,6 +86,8 @@ class Least:
                 return 0
             case "arith.index_cast" | "arith.extsi" if is_wide(value):
                 return self._least(op.operand, facts, depth)
+            case "arith.table" if not value.type.is_float:
+                return min(op.attrs["values"])
             case "memref.load":
                 return self._loaded(op)
             case _:

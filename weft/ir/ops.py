@@ -107,6 +107,12 @@ _row("arith.negf", "T:float", "T", "-a")
 _row("arith.cmpi", "T:int T:int", "i1", "integer comparison", attrs=("predicate",))
 _row("arith.cmpf", "T:float T:float", "i1", "float comparison", attrs=("predicate",))
 _row("arith.select", "i1 T T", "T", "a if condition else b; both are evaluated")
+_row(
+    "arith.table", "T:int", "?",
+    "the element with that number of `values`, which are constants; the last one where there is "
+    "none",
+    attrs=("values",),
+)  # fmt: skip
 
 _row("arith.extsi", "T:int", "?", "widen, keeping the sign")
 _row("arith.extui", "T:int", "?", "widen with zeros (also from i1: 0 or 1)")

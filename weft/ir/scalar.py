@@ -127,6 +127,11 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 
 
+def _table(op: Op, at: int) -> Any:
+    values = op.attrs["values"]
+    return literal(values[min(unsigned(int(at), _operand(op)), len(values) - 1)], _result(op))
+
+
 def _cmpi(op: Op, a: int, b: int) -> bool:
     predicate = op.attrs["predicate"]
     read = unsigned if predicate[0] == "u" else signed
@@ -279,6 +284,7 @@ SCALAR_RULES: dict[str, Rule] = {
     "arith.cmpi": _cmpi,
     "arith.cmpf": _cmpf,
     "arith.select": lambda op, condition, a, b: a if condition else b,
+    "arith.table": _table,
     "arith.extsi": lambda op, a: wrap(signed(a, _operand(op)), _result(op)),
     "arith.extui": lambda op, a: wrap(unsigned(a, _operand(op)), _result(op)),
     "arith.trunci": lambda op, a: wrap(int(a), _result(op)),

@@ -34,6 +34,7 @@ _MARKS: dict[str, tuple[set[str], Callable[[Any], bool]]] = {
     "alone": ({"scf.parallel"}, lambda value: value is True),
     "chunks": ({"scf.parallel"}, lambda value: value is True),
     "counts": ({"scf.for"}, lambda value: value is True),
+    "late": ({"arith.truncf"}, lambda value: value is True),
     "number": ({*_CHECKS, "weft.print"}, lambda value: isinstance(value, int) and value >= 0),
     "reassociate": (
         {"arith.addf", "arith.subf", "memref.atomic_rmw"}, lambda value: value is True,
@@ -239,6 +240,18 @@ def _constant(c: _Checker, op: Op) -> None:
     if type.kind in ("int", "index"):
         fits = -(1 << (type.bits - 1)) <= value < 1 << type.bits
         c.check(op, fits, f"{value} does not fit into {type}")
+
+
+def _table(c: _Checker, op: Op) -> None:
+    type, values = op.result.type, op.attrs["values"]
+    fits = isinstance(type, ScalarType) and not type.is_storage and type is not i1
+    c.check(op, fits, f"a table of {type}")
+    assert isinstance(type, ScalarType)
+    fits = isinstance(values, tuple) and {v.__class__ for v in values} == {_PYTHON_TYPES[type.kind]}
+    c.check(op, fits, f"`values` must be a tuple of Python's numbers for {type}, one or more")
+    if not type.is_float:
+        fits = all(-(1 << (type.bits - 1)) <= v < 1 << (type.bits - 1) for v in values)
+        c.check(op, fits, f"`values` must fit into {type}")
 
 
 def _predicate(known: tuple[str, ...]) -> Rule:
@@ -466,6 +479,7 @@ def _print(c: _Checker, op: Op) -> None:
 
 _RULES: dict[str, Rule] = {
     "arith.constant": _constant,
+    "arith.table": _table,
     "arith.cmpi": _predicate(CMPI),
     "arith.cmpf": _predicate(CMPF),
     "arith.extsi": _cast(lambda a, b: _fixed(b) and a.bits < b.bits, "must widen, to iN"),

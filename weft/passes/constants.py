@@ -35,8 +35,12 @@ def identity(op: Op, operands: list[Value]) -> Hashable:
         return key(op.attrs["value"], op.results[0].type)  # type: ignore[arg-type]
     if OPS[op.name].commutative and id(operands[0]) > id(operands[1]):
         operands = [operands[1], operands[0], *operands[2:]]
+    type = op.results[0].type
+    if op.name == "arith.table":
+        values = tuple(key(v, type) for v in op.attrs["values"])  # type: ignore[arg-type]
+        return op.name, *operands, values
     # A type's name is as good as the type and hashes faster.
-    return op.name, op.results[0].type.name, *operands, *op.attrs.values()  # type: ignore[union-attr]
+    return op.name, type.name, *operands, *op.attrs.values()  # type: ignore[union-attr]
 
 
 def fold(op: Op, values: Sequence[Number]) -> Number | None:

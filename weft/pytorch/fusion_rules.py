@@ -145,6 +145,7 @@ OPAQUE: dict[str, str] = {
     **dict.fromkeys(("arith.fptosi", "arith.fptoui"),
                     "a float out of range saturates as an integer here"),
     "arith.bitcast": "bits are taken for another type",
+    "arith.table": "it looks numbers up in a table of constants",
     "math.cbrt": "Inductor has no cube root",
     "math.fma": "Inductor has no fused multiply-add on CPUs",
     "math.detach": "its derivative is declared to be 0",

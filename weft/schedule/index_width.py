@@ -216,7 +216,14 @@ class _Narrowing(Rewriter):
                 wanted = [self.type(v) for v in loop.indices] * 3 + [v.type for v in loop.inits]
             case "scf.while" | "scf.yield" | "scf.condition" | "scf.reduce":
                 wanted = [v.type for v in op.operands]
-            case "arith.index_cast" | "memref.dim" | "scf.if" | "weft.assert" | "weft.print":
+            case (
+                "arith.index_cast"
+                | "arith.table"
+                | "memref.dim"
+                | "scf.if"
+                | "weft.assert"
+                | "weft.print"
+            ):
                 pass
             case _ if wide:
                 narrow_op = small and op.name not in _WIDE

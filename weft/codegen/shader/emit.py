@@ -9,6 +9,7 @@ from copy import copy
 from weft import timing
 from weft.codegen.program import program_of
 from weft.codegen.shader.arrays import atomically_updated, whole
+from weft.codegen.shader.choices import without_tables
 from weft.codegen.shader.dialects import MSL, WGSL, Dialect, UnsupportedInShaderError, type_of
 from weft.codegen.shader.early_loads import early_loads
 from weft.codegen.shader.lighter import lighter, weights_of
@@ -66,6 +67,7 @@ class NotInShaderError(ScheduleError):
 def compile_shader(function: Function, dialect: str, *, watch: bool = False) -> ShaderCode:
     """``function``, the result of the passes, as shaders. ``watch``: for a driver that ends long
     loops too early, which is then an error. Raises ``UnsupportedInShaderError``."""
+    function = without_tables(function)
     facts = analyse(function, dialect)
     found = [candidate(text).schedule for text in facts.candidates]
     usual = for_large_calls(facts.candidates, 0)
@@ -144,6 +146,7 @@ def form(
         word = stages[0].args[-2].memref.element.bytes
     with timing.stage("emit"):
         spoken = {"wgsl": WGSL, "msl": MSL}[dialect]
+        stages = tuple(map(without_tables, stages))
         if spoken.reads_anywhere:
             stages = tuple(map(early_loads, stages))
         made = [_stage(s, function, threads, private, spoken, wide, watch) for s in stages]

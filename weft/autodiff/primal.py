@@ -55,6 +55,7 @@ class Primal:
         self.accesses = every
         self._owned: dict[Op, list[Value]] = {}
         self._operands = _asked(function.body)
+        self._checking = _checking(function.body, self._operands)
 
     def name(self, memref: Value) -> str:
         return self.names[self.function.args.index(memref)]
@@ -149,8 +150,9 @@ class Primal:
         return any(m not in left for m in self.locals_stored(op))
 
     def is_done(self, op: Op) -> bool:
-        """Whether nothing that is carried out again asks for ``op``."""
-        return _is_done(op, self._operands)
+        """Whether ``op`` is not carried out again: a check, and what that computes of what an
+        atomic operation found."""
+        return op.name in DONE or op in self._checking
 
     def _adds(self, op: Op) -> bool:
         """Whether ``op`` adds to an element, and nobody asks for what was there."""
@@ -177,15 +179,25 @@ class Primal:
 
 
 def _asked(block: Block) -> set[Value]:
-    """The values that something asks for which is carried out again: not what checks compute."""
+    """The values that something asks for, apart from checks."""
     found = set[Value]()
     for op in reversed([*walk(block)]):
-        found.update(() if _is_done(op, found) else op.operands)
+        dead = OPS[op.name].pure and found.isdisjoint(op.results)
+        found.update(() if dead or op.name in DONE else op.operands)
     return found
 
 
-def _is_done(op: Op, asked: set[Value]) -> bool:
-    return op.name in DONE or (OPS[op.name].pure and asked.isdisjoint(op.results))
+def _checking(block: Block, asked: set[Value]) -> set[Op]:
+    """What is computed of what atomic operations found, where nobody but checks asks for it."""
+    found, stale = set[Op](), set[Value]()
+    for op in walk(block):
+        dead = asked.isdisjoint(op.results)
+        if dead and OPS[op.name].pure and not stale.isdisjoint(op.operands):
+            found.add(op)
+            stale.update(op.results)
+        elif dead and op.name in ("memref.atomic_rmw", "memref.atomic_cas"):
+            stale.update(op.results)
+    return found
 
 
 def array_of(op: Op) -> Value:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from weft.autodiff.adjoints import Adjoints
 from weft.autodiff.checkpoints import Loops
 from weft.autodiff.extremum import Extremum, extremum
-from weft.autodiff.primal import DONE
 from weft.autodiff.recompute import Recomputation
 from weft.autodiff.rules import RULES, ZERO, Local, adjoint_type
 from weft.autodiff.sums import is_unread, passes_through
@@ -50,7 +49,7 @@ class Sweep:
                     self._while(op)
                 case "scf.if":
                     self._if(op)
-                case name if name in ZERO or name in DONE or name == "memref.alloca":
+                case name if name in ZERO or name == "memref.alloca" or self.primal.is_done(op):
                     pass
                 case _:
                     self._scalar(op)

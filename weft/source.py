@@ -432,9 +432,11 @@ _UNTOLD = ("PUSH_NULL", "EXTENDED_ARG", "NOP", "CACHE")
 
 def _words(code: CodeType) -> set[object]:
     """The names and constants of a function and of those inside of it."""
-    found: set[object] = {*code.co_names, *code.co_varnames, *code.co_freevars}
-    found |= {(type(c), repr(c)) for c in code.co_consts if not isinstance(c, CodeType)}
-    return found.union(*map(_words, codes(code)))
+    found: set[object] = set()
+    for each in (code, *codes(code)):
+        found |= {*each.co_names, *each.co_varnames, *each.co_freevars}
+        found |= {(type(c), repr(c)) for c in each.co_consts if not isinstance(c, CodeType)}
+    return found
 
 
 def _mangle(tree: ast.AST, code: CodeType) -> None:

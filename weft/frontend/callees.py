@@ -1,6 +1,5 @@
 """What a call may call, where it is not named by where it is defined: objects from around a
-function by the local names, tuples, dicts and attributes that may hold them. What is known of
-local names at a statement."""
+function by the local X"""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ import inspect
 import operator
 import types
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import field
 from typing import Any
 
 import torch
@@ -21,7 +19,6 @@ from weft.frontend.names import MISSING, Scope, arguments, is_known
 from weft.lang import names
 from weft.lang.loops import serial, static
 from weft.source import subtree
-from weft.values import mutable
 
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false
@@ -227,36 +224,3 @@ def bound_arguments(node: ast.Call, function: Callable[..., Any]) -> Bound:
         if parameter.name not in bound and parameter.default is not parameter.empty:
             found.append((parameter.name, [ast.Constant(parameter.default)]))
     return found
-
-
-@mutable
-class State:
-    """What is known at the statement that is looked at."""
-
-    scope: Scope
-    active: frozenset[Any]
-    device: bool  # in a device loop: `s += x` on a name makes a new value
-    now: dict[str, frozenset[str]]  # what each name may alias here, and, below, anywhere
-    held: dict[str, Objects]  # what may be called, or hold it
-    captured: frozenset[str]  # names from around the function, with aliases
-    closed: frozenset[str]  # names that inner functions read
-    names_out: bool  # the text has the word "out", as an argument or a key
-    aliases: dict[str, frozenset[str]]
-    containers: set[str] = field(default_factory=set)  # names of lists, dicts and the like
-    written: set[str] = field(default_factory=set)
-    repeated: bool = False  # in statements that may run more than once, or in part
-    applying: list[ast.AST] = field(default_factory=list)
-    inside: dict[Any, Any] = field(default_factory=dict)  # of functions: see ``mutation._inside``
-
-    def is_local(self, name: str) -> bool:
-        return name in self.held or (name in self.now and name not in self.captured)
-
-    def put(self, name: str, roots: frozenset[str], found: Objects) -> None:
-        if self.repeated or name in self.closed:
-            roots |= self.now.get(name, NONE)
-        self.now[name] = roots
-        self.aliases[name] = self.aliases.get(name, NONE) | roots
-        self.held[name] = self.held.get(name, {}) | found
-
-    def snapshot(self) -> Any:
-        return dict(self.now), set(self.written), {n: set(held) for n, held in self.held.items()}

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import ast
 import functools
-import operator
 import types
 from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 from weft.errors import SourceUnavailableError
 from weft.frontend.callees import (
-    ITERATING,
     NONE,
     STORING_METHODS,
     Bound,
     Objects,
-    State,
     applied,
     attributes,
     bound_arguments,
@@ -34,6 +31,7 @@ from weft.frontend.callees import (
     stores,
     union,
 )
+from weft.frontend.known_here import State, remembered
 from weft.frontend.names import (
     MISSING,
     Scope,
@@ -43,30 +41,10 @@ from weft.frontend.names import (
     parameter_names,
     root_name,
 )
+from weft.frontend.sharing import HANDING_ON, PLAIN_ATTRIBUTES, VIEWS, is_in_place
 from weft.lang.vectors import Matrix, Vector
 from weft.source import children, enclosed_function, read_function, subtree
 
-# Attributes of a tensor that share no memory with it.
-PLAIN_ATTRIBUTES = frozenset(
-    {"shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_cpu", "itemsize", "nbytes",
-     "requires_grad", "type"}
-)  # fmt: skip
-# Methods of a tensor whose result may share its memory. Every other one allocates.
-VIEWS = frozenset(
-    {"view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze",
-     "transpose", "swapaxes", "swapdims", "permute", "movedim", "moveaxis", "t", "expand",
-     "expand_as", "narrow", "select", "diagonal", "unfold", "as_strided", "detach", "contiguous",
-     "to", "type", "type_as", "float", "double", "half", "bfloat16", "int", "long", "short", "char",
-     "byte", "bool", "cpu", "cuda", "split", "chunk", "unbind", "tensor_split", "hsplit", "vsplit",
-     "ravel", "real", "imag", "conj", "numpy", "data", "requires_grad_", "broadcast_to",
-     "atleast_1d", "atleast_2d", "atleast_3d", "as_subclass", "alias", "view_as_real",
-     "view_as_complex", "broadcast_tensors", "asarray", "as_tensor", "from_numpy", "adjoint",
-     "positive", "resolve_conj", "resolve_neg", "to_torch", "get", "pop", "values", "items", "copy",
-     "popitem", "popleft", "setdefault", "__getitem__"}
-)  # fmt: skip
-
-# Functions whose result may be, or hold, an object that they were given.
-HANDING_ON = (vars, getattr, next, functools.reduce, operator.getitem, *ITERATING)
 # Methods of lists, dicts and sets that put what they are given into them.
 _HOLDING = ("append", "extend", "insert", "add", "update", "setdefault", "appendleft")
 _MAKING = (ast.Dict, ast.List, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
@@ -80,6 +58,7 @@ class Values:
         self.at, self.statements = at, statements
         self.made: dict[ast.AST, ast.expr] = {}
 
+    @remembered
     def roots(self, node: ast.expr | None) -> frozenset[str]:
         """The parameters whose memory the value of ``node`` may share."""
         match node:
@@ -111,6 +90,7 @@ class Values:
             case _:
                 return NONE
 
+    @remembered
     def objects(self, node: ast.expr | None) -> Objects:
         """What the value of ``node`` may be, or hold, that may be called: as far as is known."""
         match node:
@@ -172,7 +152,7 @@ class Values:
         name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
         match function:
             case ast.Attribute(value=value, attr=attr):
-                returns_receiver = attr in VIEWS or _is_in_place(attr)
+                returns_receiver = attr in VIEWS or is_in_place(attr)
                 return self.roots(value) | all_roots if returns_receiver else NONE
             case ast.Lambda() | ast.FunctionDef():
                 return self.apply(function, node)
@@ -216,32 +196,38 @@ class Values:
         """A call of a function of this text; gives what its result may share memory with."""
         if function in self.at.applying:
             return NONE
+        bound = self._bound(function, node)
+        key = function, *((n, roots, *found) for n, (roots, found) in bound.items())
+        memory = self.at.memory
+        if key in memory:
+            return memory[key][0]
+        with self.at.called(function, bound):
+            if isinstance(function, ast.Lambda):
+                self.statements.walk(function.body)
+                roots = self.roots(function.body)
+            else:
+                self.statements.block(function.body)
+                roots = NONE.union(*map(self.roots, _returns(function)))
+        if self.at.memory is memory:
+            memory[key] = roots, bound  # the key has the ids of what is bound
+        return roots
+
+    def _bound(
+        self, function: ast.Lambda | ast.FunctionDef, node: ast.Call
+    ) -> dict[str, tuple[frozenset[str], Objects]]:
+        """What the parameters of a function of this text may alias and be in the call ``node``."""
         a = function.args
         names = parameter_names(a)
         everything = arguments(node)
         by_place = len(node.args) <= len([*a.posonlyargs, *a.args]) and not any(
             isinstance(v, ast.Starred) for v in node.args
         )
-        bound = {name: (NONE.union(*map(self.roots, everything)),
-                        union(map(self.objects, everything))) for name in names}  # fmt: skip
         if by_place and all(k.arg in names for k in node.keywords):
             given = dict(zip(names, node.args, strict=False))
             given |= {str(k.arg): k.value for k in node.keywords}
-            bound = {n: (self.roots(given.get(n)), self.objects(given.get(n))) for n in names}
-        now, held, repeated = self.at.now, self.at.held, self.at.repeated
-        self.at.now = now | {name: roots for name, (roots, _) in bound.items()}
-        self.at.held = held | {name: found for name, (_, found) in bound.items()}
-        self.at.applying.append(function)
-        self.at.repeated = True
-        if isinstance(function, ast.Lambda):
-            self.statements.walk(function.body)
-            roots = self.roots(function.body)
-        else:
-            self.statements.block(function.body)
-            roots = NONE.union(*map(self.roots, _returns(function)))
-        self.at.applying.pop()
-        self.at.now, self.at.held, self.at.repeated = now, held, repeated
-        return roots
+            return {n: (self.roots(given.get(n)), self.objects(given.get(n))) for n in names}
+        roots = NONE.union(*map(self.roots, everything))
+        return dict.fromkeys(names, (roots, union(map(self.objects, everything))))
 
     def given(self, bound: Bound) -> dict[str, Objects]:
         """What a function may call of what it is given: not what only this text can tell."""
@@ -308,7 +294,7 @@ class Calls:
                 self.values.hold(receiver, arguments(node))
             self.at.written |= self.roots(receiver) & self.at.captured
         stores = name in ("fill", "from_numpy", "from_torch", "copy_from")
-        if stores or _is_in_place(name) or name in STORING_METHODS:
+        if stores or is_in_place(name) or name in STORING_METHODS:
             self.at.written |= self.roots(receiver)
 
     def _library_call(self, node: ast.Call, function: Any, name: str) -> None:
@@ -382,14 +368,17 @@ class Mutations:
     def writes(self, node: ast.AST) -> frozenset[str]:
         """What the statement or expression ``node`` writes to, once ``run`` knows the aliases."""
         before, self.at.written = self.at.written, set()
+        self.at.forget()  # what was written where an answer was found
         self.walk(node)
         found, self.at.written = self.written, before
+        self.at.forget()
         return found
 
     def run(self, body: list[ast.stmt]) -> None:
         self.block(body)
         # From here on a statement may be asked about: a name is all that it ever is.
         self.at.now, self.at.repeated = self.at.aliases, True
+        self.at.forget()
 
     def block(self, body: Iterable[ast.AST]) -> None:
         for node in body:
@@ -400,12 +389,13 @@ class Mutations:
             case ast.If(test=test, body=body, orelse=orelse):
                 self.walk(test)
                 before = self.at.now
-                self.at.now = dict(before)
+                self.at.rebind(dict(before))
                 self.block(body)
-                then, self.at.now = self.at.now, dict(before)
+                then = self.at.now
+                self.at.rebind(dict(before))
                 self.block(orelse)
-                for name, roots in then.items():
-                    self.at.now[name] = self.at.now.get(name, NONE) | roots
+                now = self.at.now
+                self.at.rebind(now | {n: now.get(n, NONE) | r for n, r in then.items()})
             case ast.Lambda():
                 self.values.apply(node, ast.Call(node, [], []))
             case ast.FunctionDef(name=name):
@@ -413,18 +403,20 @@ class Mutations:
                 self.values.apply(node, ast.Call(ast.Name(name, ast.Load()), [], []))
             case _ if isinstance(node, _REPEATING) and not self.at.repeated:
                 self.at.repeated = True
+                self.at.forget()
                 before: Any = None
                 while before != (state := self.at.snapshot()):
                     before = state
                     self._parts(node)
                 self.at.repeated = False
+                self.at.forget()
             case _:
                 self._parts(node)
 
     def _parts(self, node: ast.AST) -> None:
         """Walks what ``node`` is made of: expressions, what it does with them, statements."""
         outside = self.at.device
-        self.at.device = outside or node in self.regions
+        self._enter(outside or node in self.regions)
         later: list[ast.AST] = []
         made = isinstance(node, _MADE_IN)  # after what generates
         for child in children(node):
@@ -434,7 +426,13 @@ class Mutations:
                 self.walk(child)
         self._visit(node)
         self.block(later)
-        self.at.device = outside
+        self._enter(outside)
+
+    def _enter(self, device: bool) -> None:
+        """A device loop, or what is around it."""
+        if device != self.at.device:
+            self.at.device = device
+            self.at.forget()
 
     def _visit(self, node: ast.AST) -> None:
         match node:
@@ -474,10 +472,10 @@ class Mutations:
                 one_each = len(values) == len(elts) and not starred
                 before, after = self.at.now, dict(self.at.now)
                 for k, item in enumerate(elts):  # at once: `a, b = b, a`
-                    self.at.now = dict(before)
+                    self.at.rebind(dict(before))
                     self._assign(item, values[k] if one_each else value, of=not one_each)
                     after |= {n: r for n, r in self.at.now.items() if r != before.get(n)}
-                self.at.now = after
+                self.at.rebind(after)
             case ast.Name(id=name):
                 found = self.objects(value)
                 self.at.put(name, self.roots(value), items(found) if of else found)
@@ -486,7 +484,7 @@ class Mutations:
                     for c in self.objects(value.func).values()
                 )
                 if makes or isinstance(value, _MAKING):
-                    self.at.containers.add(name)
+                    self.at.contain(name)
             case ast.Starred(value=inner):
                 self._assign(inner, value, of)
             case ast.Subscript(value=place) | ast.Attribute(value=place):
@@ -506,10 +504,6 @@ _PLAIN = (
     ast.Name, ast.Constant, ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop,
 )  # fmt: skip
 _MADE_IN = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
-
-
-def _is_in_place(name: str) -> bool:
-    return name.endswith("_") and not name.endswith("__")
 
 
 def _written(function: Callable[..., Any], at: State, given: dict[str, Objects]) -> frozenset[str]:

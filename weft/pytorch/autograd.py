@@ -296,13 +296,14 @@ def _named(name: str) -> type[Launch]:
 
 def launch(
     loop: Loop, values: list[Any], run: Callable[[Sequence[Any]], None] | None = None,
-    outs: Mapping[str, torch.Tensor | None] | None = None,
+    outs: Mapping[str, torch.Tensor | None] | None = None, met: Collection[int] = (),
 ) -> Sequence[Held]:  # fmt: skip
     """Launches ``loop`` on ``values`` for its function's arguments; autograd gets to know of it.
     Gives what is held of them.
 
     ``run``: how to carry it out, if not as the loop itself does. ``outs``: what it writes, by name,
     None if that is not to be had; if all that the gradient reads is there, it is not carried out.
+    ``met``: what it writes and others know, which has no history where it has no derivative.
     """
     run = run or loop.run
     tensors = [values[k] for k in loop.memrefs]
@@ -347,7 +348,7 @@ def launch(
             tensors += [values[k].clone() for k in call.before]
             call.reversed = made
             if not tangents:
-                call.constant = loop.constant(wanted)
+                call.constant = loop.constant(wanted) & {*met}
             if outs is not None and not tangents:
                 call.run = _filling(loop, made, outs) or run
             call.saved = [n for n, v in call.named(tensors).items()
@@ -474,14 +475,16 @@ def differentiate(
     if outs is not None:  # results come last, under names of their own
         totals = zip(launcher.region.totals, loop.names[len(values) :], strict=True)
         outs = {**outs, **{own: outs[name] for name, own in totals if name in outs}}
-    tracked(loop, values, results, run if make is None else None, outs)
+    fresh = {arg.name for arg in launcher.region.args if arg.fresh}
+    met = [k for k in loop.written if k < len(values) and loop.function.args[k].name not in fresh]
+    tracked(loop, values, results, run if make is None else None, outs, met)
     return one_or_all(results)
 
 
 def tracked(
     loop: Loop, values: list[Any], results: Sequence[torch.Tensor],
     run: Callable[[Sequence[Any]], None] | None = None,
-    outs: Mapping[str, torch.Tensor | None] | None = None,
+    outs: Mapping[str, torch.Tensor | None] | None = None, met: Collection[int] = (),
 ) -> None:  # fmt: skip
     """``launch`` of a kernel's loop on ``values``, and on ``results`` that it reduces into: what it
     overwrites, and what was held of it, is known from then on."""
@@ -491,7 +494,7 @@ def tracked(
         lambda n: overwriting.touched(loop, written[n], values, writes=True),
     )
     values = [*values, *results]
-    held = launch(loop, values, run, outs)
+    held = launch(loop, values, run, outs, met)
     for moment, tensor in spared:
         moment.version = tensor._version
     for one in (h for h in held if isinstance(h, Referred)):

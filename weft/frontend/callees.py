@@ -4,13 +4,15 @@ function by the local X"""
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import functools
 import inspect
 import operator
 import types
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import field
+from typing import Any, TypeVar
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
@@ -19,6 +21,7 @@ from weft.frontend.names import MISSING, Scope, arguments, is_known
 from weft.lang import names
 from weft.lang.loops import serial, static
 from weft.source import subtree
+from weft.values import mutable
 
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false
@@ -224,3 +227,131 @@ def bound_arguments(node: ast.Call, function: Callable[..., Any]) -> Bound:
         if parameter.name not in bound and parameter.default is not parameter.empty:
             found.append((parameter.name, [ast.Constant(parameter.default)]))
     return found
+
+
+# -- what gives what shares memory with what it is given
+
+# Attributes of a tensor that share no memory with it.
+PLAIN_ATTRIBUTES = frozenset(
+    {"shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_cpu", "itemsize", "nbytes",
+     "requires_grad", "type"}
+)  # fmt: skip
+# Methods of a tensor whose result may share its memory. Every other one allocates.
+VIEWS = frozenset(
+    {"view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze",
+     "transpose", "swapaxes", "swapdims", "permute", "movedim", "moveaxis", "t", "expand",
+     "expand_as", "narrow", "select", "diagonal", "unfold", "as_strided", "detach", "contiguous",
+     "to", "type", "type_as", "float", "double", "half", "bfloat16", "int", "long", "short", "char",
+     "byte", "bool", "cpu", "cuda", "split", "chunk", "unbind", "tensor_split", "hsplit", "vsplit",
+     "ravel", "real", "imag", "conj", "numpy", "data", "requires_grad_", "broadcast_to",
+     "atleast_1d", "atleast_2d", "atleast_3d", "as_subclass", "alias", "view_as_real",
+     "view_as_complex", "broadcast_tensors", "asarray", "as_tensor", "from_numpy", "adjoint",
+     "positive", "resolve_conj", "resolve_neg", "to_torch", "get", "pop", "values", "items", "copy",
+     "popitem", "popleft", "setdefault", "__getitem__"}
+)  # fmt: skip
+
+# Functions whose result may be, or hold, an object that they were given.
+HANDING_ON = (vars, getattr, next, functools.reduce, operator.getitem, *ITERATING)
+
+
+def is_in_place(name: str) -> bool:
+    """Whether a method of a tensor is called as those are that write to it, and give it."""
+    return name.endswith("_") and not name.endswith("__")
+
+
+# -- what is known at a statement, and what was found there: an expression that the one around it
+# asks about twice would be looked at twice as often with every level
+
+T = TypeVar("T")
+
+
+@mutable
+class State:
+    """What is known at the statement that is looked at. What is assigned from outside, and not by
+    a method, is followed by ``forget``."""
+
+    scope: Scope
+    active: frozenset[Any]
+    device: bool  # in a device loop: `s += x` on a name makes a new value
+    now: dict[str, frozenset[str]]  # what each name may alias here, and, below, anywhere
+    held: dict[str, Objects]  # what may be called, or hold it
+    captured: frozenset[str]  # names from around the function, with aliases
+    closed: frozenset[str]  # names that inner functions read
+    names_out: bool  # the text has the word "out", as an argument or a key
+    aliases: dict[str, frozenset[str]]
+    containers: set[str] = field(default_factory=set)  # names of lists, dicts and the like
+    written: set[str] = field(default_factory=set)
+    repeated: bool = False  # in statements that may run more than once, or in part
+    applying: list[ast.AST] = field(default_factory=list)
+    inside: dict[Any, Any] = field(default_factory=dict)  # of functions: see ``mutation._inside``
+    memory: dict[Any, Any] = field(default_factory=dict)  # answers that hold as things stand
+    lasting: int = 0  # counts the changes that outlast the call of a function of the text
+
+    def is_local(self, name: str) -> bool:
+        return name in self.held or (name in self.now and name not in self.captured)
+
+    def forget(self) -> None:
+        self.memory = {}
+
+    def put(self, name: str, roots: frozenset[str], found: Objects) -> None:
+        if self.repeated or name in self.closed:
+            roots |= self.now.get(name, NONE)
+        aliases, held = self.aliases.get(name, NONE), self.held.get(name)
+        if self.now.get(name) != roots or held is None or not found.keys() <= held.keys():
+            self.forget()
+        self.lasting += not roots <= aliases
+        self.now[name] = roots
+        self.aliases[name] = aliases | roots
+        self.held[name] = (held or {}) | found
+
+    def contain(self, name: str) -> None:
+        """``name`` is that of a list, dict or the like."""
+        if name not in self.containers:
+            self.containers.add(name)
+            self.lasting += 1
+            self.forget()
+
+    def rebind(self, now: dict[str, frozenset[str]]) -> None:
+        """From here on the names alias what ``now`` says."""
+        if now != self.now:
+            self.forget()
+        self.now = now
+
+    @contextlib.contextmanager
+    def called(
+        self, function: ast.AST, bound: dict[str, tuple[frozenset[str], Objects]]
+    ) -> Generator[None]:
+        """In the body of ``function``, a part of the text, with its parameters ``bound``."""
+        before = self.now, self.held, self.repeated
+        memory, lasting = self.memory, self.lasting
+        self.now = self.now | {name: roots for name, (roots, _) in bound.items()}
+        self.held = self.held | {name: found for name, (_, found) in bound.items()}
+        self.repeated = True
+        self.applying.append(function)
+        self.forget()
+        yield
+        self.applying.pop()
+        self.now, self.held, self.repeated = before
+        self.memory = memory if self.lasting == lasting else {}
+
+    def snapshot(self) -> Any:
+        return dict(self.now), set(self.written), {n: set(held) for n, held in self.held.items()}
+
+
+def remembered(
+    method: Callable[[Any, ast.expr | None], T],
+) -> Callable[[Any, ast.expr | None], T]:
+    """A method of an object with a ``State`` as ``at`` that looks at an expression once, as long as
+    nothing changes. What it finds while something changes is not kept."""
+
+    @functools.wraps(method)
+    def once(self: Any, node: ast.expr | None) -> T:
+        memory, key = self.at.memory, (method, node)
+        if key in memory:
+            return memory[key]
+        found = method(self, node)
+        if self.at.memory is memory:
+            memory[key] = found
+        return found
+
+    return once

@@ -13,10 +13,14 @@ from typing import Any
 
 from weft.errors import SourceUnavailableError
 from weft.frontend.callees import (
+    HANDING_ON,
     NONE,
+    PLAIN_ATTRIBUTES,
     STORING_METHODS,
+    VIEWS,
     Bound,
     Objects,
+    State,
     applied,
     attributes,
     bound_arguments,
@@ -24,14 +28,15 @@ from weft.frontend.callees import (
     element,
     functions,
     inplace,
+    is_in_place,
     items,
     known,
     partial_call,
+    remembered,
     schemas,
     stores,
     union,
 )
-from weft.frontend.known_here import State, remembered
 from weft.frontend.names import (
     MISSING,
     Scope,
@@ -41,7 +46,6 @@ from weft.frontend.names import (
     parameter_names,
     root_name,
 )
-from weft.frontend.sharing import HANDING_ON, PLAIN_ATTRIBUTES, VIEWS, is_in_place
 from weft.lang.vectors import Matrix, Vector
 from weft.source import children, enclosed_function, read_function, subtree
 

@@ -12,9 +12,9 @@ import functools
 from collections.abc import Container, Iterator, Sequence
 
 from weft.errors import Span
+from weft.frontend.callees import PLAIN_ATTRIBUTES
 from weft.frontend.mutation import Mutations, mutations
 from weft.frontend.names import Scope, bound_names
-from weft.frontend.sharing import PLAIN_ATTRIBUTES
 from weft.settings import deeply
 from weft.source import FunctionSource, children, subtree
 from weft.values import frozen

@@ -1,5 +1,6 @@
 """What a call may call, where it is not named by where it is defined: objects from around a
-function by the local X"""
+function by the local names, tuples, dicts and attributes that may hold them. What is known of
+local names at a statement, and what shares memory."""
 
 from __future__ import annotations
 

@@ -59,9 +59,13 @@ class _Collection(_Setting[tuple[int, int, int]]):
         super().__init__(
             gc.get_threshold,
             lambda numbers: gc.set_threshold(*numbers),
-            lambda before: (max(before[0], 50_000), 20, 1000) if before[0] else before,
+            self._rarely,
         )
         self.put_off = self.collections = 0
+
+    def _rarely(self, before: tuple[int, int, int]) -> tuple[int, int, int]:
+        self.looked = gc.get_count()[1:]
+        return (max(before[0], 50_000), 20, 1000) if before[0] else before
 
     def restore(self) -> None:
         self._put_off()
@@ -71,8 +75,9 @@ class _Collection(_Setting[tuple[int, int, int]]):
         """A few times between two collections of all objects; a program that compiles for ever has
         these, too. Not where somebody has frozen objects, who would be given them back, or collects
         garbage when it suits."""
-        few = gc.get_count()[0] <= self.before[0]  # as most calls make: they are to cost nothing
-        if few or not gc.isenabled():
+        new, *looked = gc.get_count()
+        few = new <= self.before[0] and (*looked,) == self.looked  # since it began
+        if few or not gc.isenabled():  # few, as most calls make: they are to cost nothing
             return
         collections = gc.get_stats()[2]["collections"]
         if collections != self.collections:

@@ -304,3 +304,25 @@ def test_rows_of_equal_elements() -> None:
         t = torch.randn_like(x)
         tangent = jvp(lambda x, f=f: of_rows(x, f), (x,), (t,))[1]
         torch.testing.assert_close(tangent, (theirs * t).sum(1))
+
+
+@pytest.mark.parametrize("type", [torch.float32, torch.float64])
+def test_squares_beyond_the_range_of_floats(type: torch.dtype) -> None:
+    """Of an angle's distance, of the logarithm of a complex number, of an inverse function's x."""
+    small = 1e-30 if type == torch.float32 else 1e-200
+    great = 1 / small
+    y, x = torch.tensor([[small, great, small, 3.0], [small, great, 0.0, -4.0]], dtype=type)
+    first = derivatives(lambda y, x: of_two(y, x, torch.atan2), y, x)[:2]
+    expected = [[0.5 * great, 0.5 * small, 0.0, -0.16], [-0.5 * great, -0.5 * small, -great, -0.12]]
+    torch.testing.assert_close(
+        torch.stack(first), torch.tensor(expected, dtype=type), rtol=1e-6, atol=0.0
+    )
+    leaves = torch.complex(x, y).requires_grad_(), torch.complex(x, y).requires_grad_()
+    for z, log in zip(leaves, (lambda z: of_one(z, torch.log), torch.log), strict=True):
+        log(z).backward(torch.full_like(z, 1 + 2j))
+    mine, torchs = (z.grad for z in leaves)
+    torch.testing.assert_close(mine, torchs, rtol=1e-5, atol=0.0)
+    x = torch.tensor([great, 2.0], dtype=type)
+    for f in (torch.asinh, torch.acosh):
+        slope = derivatives(lambda x, f=f: of_one(x, f), x)[0]
+        assert abs(slope[0] / small - 1) < 1e-6

@@ -73,8 +73,18 @@ def _over(divisor: Callable[[Local], Value]) -> Rule:
     return lambda d: [d.div(d.g, divisor(d))]
 
 
-def _one_plus_square(d: Local, sign: float) -> Value:
-    return d.add(d.number(1.0), d.mul(d.number(sign), d.mul(d.a, d.a)))
+def _one_plus_square(d: Local) -> Value:
+    return d.add(d.number(1.0), d.mul(d.a, d.a))
+
+
+def _one_minus_square(d: Local) -> Value:
+    return d.sub(d.number(1.0), d.mul(d.a, d.a))
+
+
+def _root_of_square_minus_one(d: Local) -> Value:
+    """Of a number from 1 on, without an overflow."""
+    parts = d.sub(d.a, d.number(1.0)), d.add(d.a, d.number(1.0))
+    return d.mul(*(d.math("sqrt", part) for part in parts))
 
 
 def _share(d: Local, first: int) -> bool:
@@ -160,15 +170,17 @@ def _quotient(d: Local) -> list[Value | None]:
 
 
 def _atan2(d: Local) -> list[Value | None]:
-    square = d.add(d.mul(d.a, d.a), d.mul(d.b, d.b))
-    none = d.equal(square, d.number(0.0))  # 0 at the origin, as torch has it, and all further ones
-    share = d.select(none, d.number(0.0), d.div(d.g, d.select(none, d.number(1.0), square)))
-    return [d.mul(share, d.b), d.neg(d.mul(share, d.a))]
+    """The quotients by the distance, twice: its square may be infinite, or 0, where it is not. 0 at
+    the origin, as torch has it, and all further derivatives."""
+    zero, one = d.number(0.0), d.number(1.0)
+    none = d.builder.op("arith.andi", d.equal(d.a, zero), d.equal(d.b, zero))
+    distance = d.math("hypot", d.select(none, one, d.a), d.b)
+    share = d.select(none, zero, d.div(d.g, distance))
+    return [d.mul(share, d.div(d.b, distance)), d.neg(d.mul(share, d.div(d.a, distance)))]
 
 
 def _hypot(d: Local) -> list[Value | None]:
-    share = d.div(d.g, d.y)
-    return [d.mul(share, d.a), d.mul(share, d.b)]
+    return [d.mul(d.g, d.div(x, d.y)) for x in (d.a, d.b)]
 
 
 def _copysign(d: Local) -> list[Value | None]:
@@ -231,17 +243,17 @@ RULES: dict[str, Rule] = {
     "math.sin": _scaled(lambda d: d.math("cos", d.a)),
     "math.cos": _scaled(lambda d: d.neg(d.math("sin", d.a))),
     "math.tan": _scaled(lambda d: d.add(d.number(1.0), d.mul(d.y, d.y))),
-    "math.asin": _over(lambda d: d.math("sqrt", _one_plus_square(d, -1.0))),
-    "math.acos": _over(lambda d: d.neg(d.math("sqrt", _one_plus_square(d, -1.0)))),
-    "math.atan": _over(lambda d: _one_plus_square(d, 1.0)),
+    "math.asin": _over(lambda d: d.math("sqrt", _one_minus_square(d))),
+    "math.acos": _over(lambda d: d.neg(d.math("sqrt", _one_minus_square(d)))),
+    "math.atan": _over(_one_plus_square),
     "math.sinh": _scaled(lambda d: d.math("cosh", d.a)),
     "math.cosh": _scaled(lambda d: d.math("sinh", d.a)),
     "math.tanh": _scaled(lambda d: d.sub(d.number(1.0), d.mul(d.y, d.y))),
     # Of the result: where exp(-x) overflows, what 1 / (1 + exp(-x)) gives step by step is NaN.
     "math.sigmoid": _scaled(lambda d: d.mul(d.y, d.sub(d.number(1.0), d.y))),
-    "math.asinh": _over(lambda d: d.math("sqrt", _one_plus_square(d, 1.0))),
-    "math.acosh": _over(lambda d: d.math("sqrt", d.sub(d.mul(d.a, d.a), d.number(1.0)))),
-    "math.atanh": _over(lambda d: _one_plus_square(d, -1.0)),
+    "math.asinh": _over(lambda d: d.math("hypot", d.a, d.number(1.0))),
+    "math.acosh": _over(_root_of_square_minus_one),
+    "math.atanh": _over(_one_minus_square),
     "math.erf": _scaled(lambda d: d.mul(d.number(_ROOT_PI), d.math("exp", d.neg(d.mul(d.a, d.a))))),
     "math.erfc": _scaled(
         lambda d: d.mul(d.number(-_ROOT_PI), d.math("exp", d.neg(d.mul(d.a, d.a))))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -35,6 +36,69 @@ def test_values_are_printed_in_pythons_formats(capfd: pytest.CaptureFixture[str]
     assert found.splitlines() == wanted.splitlines()
     report.interpret(x, k, u.to(torch.int64), 2)
     assert capfd.readouterr().out == found
+
+
+class Place(NamedTuple):
+    x: Any
+    n: int
+
+
+@dataclass
+class Mass:
+    value: Any
+    kind: str
+
+
+@weft.kernel
+def containers(x: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        print((i,), (), ("a", i), {"k": i, 3: (1, x[i])}, (None, True, ((i,),)))
+        print(Place(x[i], i), f"{Mass(x[i], 'heavy')} {'it'!r:>7}|{(i, 's')}")
+
+
+@weft.kernel
+def as_texts(x: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        print(f"{x[i]!r:>10}|{i!s:>5}|{i!s:5}|{i!s:s}|{x[i]!s:_<9}|{x[i]!a:^9s}|{7!s:5}|{7:5}|")
+
+
+@pytest.mark.parametrize("kernel", [containers, as_texts])
+def test_what_contains_values_and_texts_of_values_are_printed_as_python_does(
+    kernel: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    x = torch.tensor([1.5, -0.25])
+    kernel(x)
+    found = capfd.readouterr().out
+
+    class Floats(list[float]):
+        shape = x.shape
+
+    kernel.function(Floats(x.tolist()))
+    assert capfd.readouterr().out == found
+
+
+@weft.kernel
+def choice_as_text(x: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        print(f"{x[i] > 0!s:>7}")
+
+
+@weft.kernel
+def part_of_a_text(x: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        print(f"{x[i]!r:.2}")
+
+
+@weft.kernel
+def number_as_text(x: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        print(f"{i!s:d}")
+
+
+@pytest.mark.parametrize("kernel", [choice_as_text, part_of_a_text, number_as_text])
+def test_texts_that_are_known_at_run_time_only_have_no_formats(kernel: Any) -> None:
+    with pytest.raises(KernelTypeError, match=r"known only at run time|format code 'd'"):
+        kernel(torch.zeros(1))
 
 
 @weft.kernel

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import string
+from collections.abc import Callable
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import aggregates
@@ -25,6 +26,8 @@ from weft.ir.core import Block, Value
 from weft.source import subtree
 
 MOST_VALUES = 15  # of a message: what the record of a check has room for
+_ALIGNMENTS = ("<", ">", "^")
+_CONVERSIONS: dict[int, Callable[[object], str]] = {ord("s"): str, ord("r"): repr, ord("a"): ascii}
 _EXAMPLES = {"float": 1.5, "int": 1, "bool": True}
 
 
@@ -50,14 +53,14 @@ class Text:
             return
         for piece in node.values:
             if isinstance(piece, ast.FormattedValue):
-                self.operand(self.cx.expression(piece.value), self._format(piece))
+                text = _CONVERSIONS.get(piece.conversion)
+                self.operand(self.cx.expression(piece.value), self._format(piece), text)
             else:
                 assert isinstance(piece, ast.Constant)
                 self.parts.append(str(piece.value))
 
     def _format(self, piece: ast.FormattedValue) -> str:
-        """The format of a value: it is known at compile time. (Of numbers, !r and !s say what is
-        said without them.)"""
+        """The format of a value: it is known at compile time."""
         texts: list[str] = []
         parts = piece.format_spec.values if isinstance(piece.format_spec, ast.JoinedStr) else []
         for part in parts:
@@ -74,16 +77,19 @@ class Text:
             texts.append(str(found.value))
         return "".join(texts)
 
-    def operand(self, x: Operand, form: str = "") -> None:
+    def operand(
+        self, x: Operand, form: str = "", text: Callable[[object], str] | None = None
+    ) -> None:
+        """``text``: what ``form`` is a format of, ``str(x)`` or ``repr(x)``, and not ``x``."""
         if isinstance(x, Static):
-            self.parts.append(self._formatted(x.value, form))
+            self.parts.append(self._formatted(text(x.value) if text else x.value, form))
         elif isinstance(x, (Tup, Vec)):
             if form:
                 raise KernelTypeError(
                     f"a format of {describe(x)}", self.span,
                     help="formats are for numbers: name the items, {v[0]:.3f}",
                 )  # fmt: skip
-            self._items(list(aggregates.rows(x)) if isinstance(x, Vec) else x.items,
+            self._items(Tup(list(aggregates.rows(x))) if isinstance(x, Vec) else x,
                         "[]" if isinstance(x, Vec) else "()")  # fmt: skip
         elif is_complex(x) and not form:
             z = self.cx.read_number(x, self.span)
@@ -94,14 +100,37 @@ class Text:
             self.operand(z.imag)
             self.parts.append(")")
         else:
-            self._number(self.cx.read_scalar(x, self.span), form)
+            number = self.cx.read_scalar(x, self.span)
+            self._number(number, self._of_text(number, form) if text and form else form)
 
-    def _items(self, items: list[Operand], around: str) -> None:
+    def _of_text(self, number: Scalar | Static, form: str) -> str:
+        """The format of a number that gives what ``form`` gives of its text."""
+        self._formatted("", form)
+        if "." in form or (isinstance(number, Scalar) and number.dtype == "bool"):
+            raise KernelTypeError(
+                f"a format of a text that is known only at run time: {form!r}", self.span,
+                help="leave out !s, !r or !a: the format is then that of the number",
+            )  # fmt: skip
+        form = form.removesuffix("s")
+        aligned = form[:1] in _ALIGNMENTS or form[1:2] in _ALIGNMENTS
+        return form if aligned or not form else "<" + form
+
+    def _items(self, of: Tup, around: str) -> None:
+        """As ``repr`` has them: with their names, and strings in quotes."""
+        named = bool(of.names)
+        if of.struct is dict:
+            around = "{}"
+        elif named and isinstance(of.struct, type):
+            self.parts.append(of.struct.__name__)
         self.parts.append(around[0])
-        for k, item in enumerate(items):
+        for k, item in enumerate(of.items):
             if k:
                 self.parts.append(", ")
-            self.operand(item)
+            if named:
+                self.parts.append(f"{of.names[k]!r}: " if of.struct is dict else f"{of.names[k]}=")
+            self.operand(Static(repr(item.value)) if isinstance(item, Static) else item)
+        if len(of.items) == 1 and around == "()" and not named:
+            self.parts.append(",")
         self.parts.append(around[1])
 
     def _number(self, number: Scalar | Static, form: str) -> None:

@@ -4,6 +4,7 @@ masks, running means."""
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -23,12 +24,18 @@ def counted(x, count, mean):
     return out, mask
 
 
-def test_steps_of_training() -> None:
+@pytest.mark.parametrize("backend", ["", "aot_eager", "inductor"])
+def test_steps_of_training(backend: str) -> None:
     """The second step went back through the first, as the counter was of its graph."""
+
+    def step(w: torch.Tensor, count: torch.Tensor, mean: torch.Tensor) -> Any:
+        return counted(torch.arange(3.0) * w, count, mean)
+
+    run = torch.compile(step, backend=backend, fullgraph=True) if backend else step
     w = torch.ones(3, requires_grad=True)
     count, mean = torch.zeros(3), torch.zeros(3)
     for _ in range(3):
-        out, mask = counted(torch.arange(3.0) * w, count, mean)
+        out, mask = run(w, count, mean)
         out.sum().backward()
     assert torch.equal(w.grad, torch.tensor([0.0, 12.0, 48.0]))
     assert torch.equal(count, torch.full((3,), 3.0))
@@ -37,6 +44,36 @@ def test_steps_of_training() -> None:
     assert not any(t.requires_grad for t in (count, mean))
     assert out.requires_grad
     assert torch.equal(copy.deepcopy(count), count)
+
+
+@weft.kernel
+def summed(x, count, total):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * x[i] * count[i]
+        count[i] += 1.0
+        total[i] += x[i] * count[i]
+    return out
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("backend", ["", "aot_eager", "inductor"])
+def test_what_depends_on_the_input_has_a_history(backend: str) -> None:
+    def step(x: torch.Tensor, count: torch.Tensor, total: torch.Tensor) -> Any:
+        return summed(x, count, total)
+
+    run = torch.compile(step, backend=backend, fullgraph=True) if backend else step
+    x = torch.tensor([1.0, -2.0], requires_grad=True)
+    for known in (False, True):  # whether the counter has a history of its own
+        start = torch.ones(2, requires_grad=known)
+        count, total = start.clone(), torch.zeros(2)
+        out = run(x, count, total)
+        assert count.requires_grad == known
+        wanted = (x, start)[: 1 + known]
+        found = torch.autograd.grad(out.sum() + 3 * total.sum(), wanted)
+        expected = 2 * x + 6, x * x + 3 * x
+        for mine, other in zip(found, expected, strict=False):
+            assert torch.allclose(mine, other)
 
 
 @weft.kernel

@@ -9,7 +9,7 @@ operator is involved; ``torch.func`` has its own way (``transforms.py``).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,12 +47,14 @@ def register(
     name: str, schema: str, made: Made, reads: Callable[[Sequence[Any]], bool], family: Family,
     span: Span, direct: Callable[..., Any] | None = None,
     boxed: Callable[[], BoxedKernel | None] = lambda: None, offering: Offering | None = None,
+    constant: Callable[[Sequence[Any]], Collection[int]] = lambda _: (),
 ) -> Rule:  # fmt: skip
     """Makes the operator ``name`` of ``family`` (a kernel that writes to none of its arguments)
     differentiable. ``made`` and ``reads``: see ``Rule``; ``schema`` is that of its arguments.
     ``direct`` carries out calls that are plain (see ``is_plain``), ``boxed`` makes machine code of
-    the backward; ``offering``: see ``Rule``."""
-    rule = Rule(family, name, schema, made, span, reads, boxed=boxed, offering=offering)
+    the backward; ``offering`` and ``constant``: see ``Rule``."""
+    rule = Rule(family, name, schema, made, span, reads, boxed=boxed, offering=offering,
+                constant=constant)  # fmt: skip
 
     def derive(overload: Any, made: Made) -> Rule:
         more = f"{schema}{', ' if schema else ''}{extra_arguments(name)}"
@@ -79,7 +81,8 @@ class Rule:
     ``made`` carries it out so that autograd sees it. ``reads(inputs)``: whether ``made`` gains from
     what the operator has returned, which then is saved. ``of``: the rule of the operator whose
     derivative this one is, of the ``kind``, if it is one. ``boxed`` makes machine code of the
-    backward, of which ``offering`` tells Inductor.
+    backward, of which ``offering`` tells Inductor. ``constant(inputs)``: which of the results have
+    no history, as they do not depend on what has one.
     """
 
     def __init__(
@@ -87,10 +90,11 @@ class Rule:
         reads: Callable[[Sequence[Any]], bool] = lambda _: False,
         of: Rule | None = None, kind: str = "",
         boxed: Callable[[], BoxedKernel | None] = lambda: None, offering: Offering | None = None,
+        constant: Callable[[Sequence[Any]], Collection[int]] = lambda _: (),
     ) -> None:  # fmt: skip
         self.family, self.name, self.schema, self.made = family, name, schema, made
         self.span, self.reads, self.of, self.kind = span, reads, of, kind
-        self.boxed, self.offering = boxed, offering
+        self.boxed, self.offering, self.constant = boxed, offering, constant
         operators = getattr(torch.ops, family.namespace.namespace)
         self.overload = getattr(operators, name).default
         self.count = len(self.overload._schema.arguments)
@@ -226,7 +230,7 @@ class Rule:
         if direct is not None:
             self.family.direct[self.name] = direct
         overload = self.overload
-        differentiable = make_autograd_impl(overload, Info(self.backward, self.setup_context))
+        differentiable = make_autograd_impl(overload, Info(self.backward, self.record))
 
         def autograd(keyset: Any, *passed: Any) -> Any:
             if direct is not None and is_plain(keyset):
@@ -249,6 +253,12 @@ class Rule:
                 raise
 
         self.family.differentiate(self.name, autograd)
+
+    def record(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+        self.setup_context(ctx, inputs, output)
+        if constant := self.constant(inputs):
+            made = items(output)
+            ctx.mark_non_differentiable(*(made[k] for k in constant))
 
     def setup_context(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         tensors, ctx.form = Structure.of(inputs)

@@ -190,10 +190,14 @@ def _(x: torch.Tensor, beside: Sequence[torch.Tensor]) -> torch.Tensor:
     return x.clone()
 
 
-copied.register_autograd(
-    lambda ctx, grad: (grad, [None] * ctx.beside),
-    setup_context=lambda ctx, inputs, output: setattr(ctx, "beside", len(inputs[1])),
-)
+def _keep(ctx: Any, inputs: tuple[torch.Tensor, Sequence[torch.Tensor]], output: Any) -> None:
+    x, beside = inputs
+    ctx.beside = len(beside)
+    if not x.requires_grad:  # one beside it does
+        ctx.mark_non_differentiable(output)
+
+
+copied.register_autograd(lambda ctx, grad: (grad, [None] * ctx.beside), setup_context=_keep)
 
 
 def _in_common(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -480,7 +484,7 @@ class LoopOperators(Operators):
         # It has what an operator asks of a kernel, and is not called.
         super().__init__(cast(KernelLike, kernel), kernel.namespace, kernel.__name__)
         self.stem, self.draws = self.name, False  # the key of random numbers is an argument
-        self.own = kernel.own
+        self.own, self.copies = kernel.own, bool(kernel.copied)
         self.given = "".join("r" if k in kernel.given else "-"
                              for k in range(len(kernel.region.args)))  # fmt: skip
 

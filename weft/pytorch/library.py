@@ -71,6 +71,7 @@ class Operators:
         self.kernel = kernel
         self.draws = True  # random numbers, if the loops do
         self.own = frozenset[str]()  # names that an operator of one loop makes, and returns
+        self.copies = False  # whether it returns copies of arguments that the loop has written to
         self.namespace = namespace
         self.name = in_ascii(name)
         # Dynamo guards each string that it reads of an object: by this, which kernel it is.
@@ -262,7 +263,7 @@ class Operators:
         defaults = {p.name: p.default for p, kind in pairs if _fits_schema(p, kind)}
         return OperatorForm(
             self.kernel, self.returned, self.namespace, types, constants, defaults, written,
-            autocast, fuses and self.kernel.implementations is None,
+            autocast, fuses and self.kernel.implementations is None, self.copies,
         )  # fmt: skip
 
     def name_for(

@@ -30,7 +30,7 @@ from weft.pytorch.forward_level import has_dual
 from weft.pytorch.inputs import items
 from weft.pytorch.namespace import Family, in_ascii, namespace_of, without_defaults
 from weft.pytorch.samples_op import Samples
-from weft.pytorch.skip_forward import NeedsOutputs, replaying, returned_names
+from weft.pytorch.skip_forward import ConstantResults, NeedsOutputs, replaying, returned_names
 from weft.pytorch.transforms import is_float
 from weft.runtime.launch import KernelLike, gradient_error
 from weft.runtime.overlap import OverlapWarning
@@ -62,7 +62,8 @@ class OperatorForm:
     """What an operator of a kernel is like. ``types``: the schema type of each parameter, "" where
     its value is fixed, in which case it is in ``constants``; ``defaults``: what parameters are that
     a caller leaves out; ``written``: the names of those that it writes to; ``autocast``: that under
-    which its host part runs; ``fuses``: whether Inductor may take it apart."""
+    which its host part runs; ``fuses``: whether Inductor may take it apart; ``copies``: whether it
+    returns copies of arguments that a loop has written to."""
 
     kernel: KernelLike
     returned: Returned
@@ -73,6 +74,7 @@ class OperatorForm:
     written: frozenset[str]
     autocast: Autocast
     fuses: bool
+    copies: bool
 
     def schema(self) -> str:
         letters = iter("abcdefghijklmnopqrstuvwxyz")
@@ -148,14 +150,12 @@ class OperatorForm:
             make = None if counter is None else counter.make(loop)
             return run((replaying(loop, known, make),), inputs, recording=True)
 
-        schema = without_defaults(self.schema())
-        schema = schema[1 : schema.index(") ->")]
-        first = kernel.launchers[0] if names is not None else None
-        reads = NeedsOutputs(kernel, first, run) if first else lambda _: False
-
-        offering = functools.partial(_offering, self)
-        direct, backward = self._direct(code), functools.partial(_backward_of, code)
-        return register(name, schema, made, reads, family, kernel.span, direct, backward, offering)
+        schema = without_defaults(self.schema())[1:].partition(") ->")[0]
+        reads = NeedsOutputs(kernel, run) if names is not None else lambda _: False
+        constant = ConstantResults(kernel, run) if self.copies else lambda _: ()
+        return register(name, schema, made, reads, family, kernel.span, self._direct(code),
+                        functools.partial(_backward_of, code), functools.partial(_offering, self),
+                        constant)  # fmt: skip
 
     def _direct(self, code: BoxedKernel | None) -> Callable[..., Any] | None:
         """What carries out a call that nothing watches: as ``implementation``, at once, and as the

@@ -7,8 +7,9 @@ its gradient can want to know of it. Whether it wants to know is found by derivi
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes  # has no public name
@@ -19,13 +20,16 @@ from weft.frontend.split import HostPart
 from weft.ir.core import Function
 from weft.lang.dtypes import SYMBOLS
 from weft.pytorch.fake import fake_launchers, hollow, loose_spec, lowered_for
-from weft.pytorch.transforms import PLAIN
+from weft.pytorch.inputs import Structure, items
+from weft.pytorch.transforms import PLAIN, is_float
 from weft.runtime.launch import KernelLike, Launcher
 from weft.runtime.pairs import apart, parts_by_name
 from weft.source import FunctionSource
 
 if TYPE_CHECKING:
     from weft.pytorch.loop import Make
+
+T = TypeVar("T")
 
 
 def returned_names(parts: HostPart, source: FunctionSource) -> tuple[str, ...] | None:
@@ -61,24 +65,40 @@ def replaying(
     return launch
 
 
-class NeedsOutputs:
+class _Found(Generic[T]):
+    """What is found out about a call by running the host part on tensors without memory, once for
+    each set of types. ``run(launchers, inputs, recording=...)`` runs it."""
+
+    def __init__(self, kernel: KernelLike, run: Callable[..., Any], unknown: T) -> None:
+        """``unknown``: what is said where sizes have no values that could stand for them."""
+        self.kernel, self.run, self.unknown = kernel, run, unknown
+        self.known: dict[Hashable, T] = {}
+
+    def __call__(self, inputs: Sequence[Any]) -> T:
+        key = tuple(map(_kind, inputs))
+        if key not in self.known:
+            self.known[key] = self._find(inputs)
+        return self.known[key]
+
+    def _find(self, inputs: Sequence[Any]) -> T:
+        if any(symbol.node.hint is None for symbol in _symbols(inputs)):
+            return self.unknown
+        # This is no part of the program, so modes that watch the program do not see it.
+        with _disable_current_modes(), torch._C._ForceDispatchKeyGuard(*PLAIN):
+            return self.find([hollow(v, _hint) for v in inputs], inputs)
+
+    def find(self, like: Sequence[Any], inputs: Sequence[Any]) -> T:
+        """``like``: the inputs, without memory."""
+        raise NotImplementedError
+
+
+class NeedsOutputs(_Found[bool]):
     """Whether the gradient of a kernel's only loop reads what the loop has written."""
 
-    def __init__(
-        self, kernel: KernelLike, launcher: Launcher, run: Callable[[Any, Sequence[Any]], Any]
-    ) -> None:
-        """``run(launchers, inputs)`` runs the host part with ``launchers``."""
-        self.kernel, self.launcher, self.run = kernel, launcher, run
-        self.known: dict[Hashable, bool] = {}
+    def __init__(self, kernel: KernelLike, run: Callable[..., Any]) -> None:
+        super().__init__(kernel, run, True)
 
-    def __call__(self, inputs: Sequence[Any]) -> bool:
-        key = tuple(map(_kind, inputs))
-        found = self.known.get(key)
-        if found is None:
-            found = self.known[key] = self._find(inputs)
-        return found
-
-    def _find(self, inputs: Sequence[Any]) -> bool:
+    def find(self, like: Sequence[Any], inputs: Sequence[Any]) -> bool:
         answers: list[bool] = []
         (fake,) = fake_launchers(self.kernel)
 
@@ -91,15 +111,36 @@ class NeedsOutputs:
             answers.append(launcher.forms.retried(given, answer))
 
         def launch(*given: Any) -> Any:
-            apart(self.launcher, given, ask)
+            apart(self.kernel.launchers[0], given, ask)
             return fake(*given)
 
-        if any(symbol.node.hint is None for symbol in _symbols(inputs)):
-            return True
-        # This is no part of the program, so modes that watch the program do not see it.
-        with _disable_current_modes(), torch._C._ForceDispatchKeyGuard(*PLAIN):
-            self.run((launch,), [hollow(v, _hint) for v in inputs])
+        self.run((launch,), like)
         return any(answers)
+
+
+class ConstantResults(_Found[frozenset[int]]):
+    """Which results of a loop's operator are arguments that the loop has written to, and do not
+    depend on what a gradient is asked for: counters, running means. They have no history."""
+
+    def __init__(self, kernel: KernelLike, run: Callable[..., Any]) -> None:
+        super().__init__(kernel, run, frozenset())
+
+    def find(self, like: Sequence[Any], inputs: Sequence[Any]) -> frozenset[int]:
+        from weft.pytorch.autograd import with_functions  # gradients: where one is asked for
+
+        def make(function: Function) -> Callable[[Sequence[Any]], None]:
+            return lambda values: None
+
+        pairs = zip(Structure.of(like)[0], Structure.of(inputs)[0], strict=True)
+        for own, given in pairs:
+            own.requires_grad_(given.requires_grad)
+        launcher = functools.partial(with_functions, self.kernel.launchers[0], make)
+        try:
+            with torch.enable_grad():
+                outs = items(self.run((launcher,), like, recording=True))
+        except WeftError:  # said again where the gradient is asked for
+            return self.unknown
+        return frozenset(k for k, o in enumerate(outs) if is_float(o) and not o.requires_grad)
 
 
 def needs_outputs(function: Function) -> bool:
@@ -120,7 +161,7 @@ def needs_outputs(function: Function) -> bool:
 
 def _kind(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor):
-        return value.dtype, value.dim()
+        return value.dtype, value.dim(), value.requires_grad
     if isinstance(value, list | tuple):
         return tuple(map(_kind, value))
     return type(value)

@@ -4,6 +4,11 @@ Annotated names are cast, as in a device loop (``d: weft.i32 = 3.7``), parameter
 with a dtype become numbers of it, and assigning a vector or a struct to a name copies it. Where no
 annotation is a dtype and no element or member is set, nothing is changed. In debug mode integers
 are checked (``host_overflow``).
+
+``total += x[i]`` in a device loop, where ``total`` is a parameter, means what it means in Python:
+where a number is passed, the name is another number afterwards; a tensor is added to in place, by a
+copy of the loop's result into it. That is so where no other update gives the name another meaning
+in Python, too, as ``total = max(total, x[i])`` does.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ import ast
 import functools
 import math
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +41,7 @@ from weft.source import FunctionSource, children, copied_tree, subtree
 CAST, COPY, DETACH = "__weft_cast__", "__weft_copy__", "__weft_detach__"
 CONVERT, PLAIN = "__weft_converting__", "__weft_without_asserts__"
 Check = Callable[[Parameter, Any], None]
+IN_PLACE = "weft_in_place"  # the attribute of a device loop: the parameters that it adds to
 # What never is a vector or a struct that has another name.
 _FRESH = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.JoinedStr, ast.ListComp,
           ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda, ast.Dict, ast.Set)  # fmt: skip
@@ -327,3 +333,42 @@ class _Rewriter(ast.NodeTransformer):
         root = root_name(call.func)
         function = self.scope.resolve(call.func) if root not in self.locals else None
         return function is not None and is_known(function)
+
+
+# --- totals that are parameters -------------------------------------------------------------------
+def in_place(loops: Iterable[ast.AST], parameters: Sequence[Parameter]) -> frozenset[str]:
+    """The parameters that may be tensors to which one of ``loops`` adds. Notes them at the loop."""
+    known = {p.name for p in parameters if p.kind in ("", "tensor") and p.dtype is None}
+    every = frozenset[str]()
+    for loop in loops:
+        bound = known & {*bound_names(loop)}
+        if bound:
+            found = frozenset(n for n in bound if _is_added_to(loop, n))
+            setattr(loop, IN_PLACE, found)
+            every |= found
+    return every
+
+
+def _is_added_to(loop: ast.AST, name: str) -> bool:
+    """Whether augmented assignments alone assign ``name``."""
+    binders = [n for n in subtree(loop) if isinstance(n, ast.Name) and n.id == name
+               and isinstance(n.ctx, ast.Store | ast.Del)]  # fmt: skip
+    added = [n.target for n in subtree(loop) if isinstance(n, ast.AugAssign)]
+    return all(any(node is target for target in added) for node in binders)
+
+
+def given_to(
+    names: Sequence[str], call: ast.expr, in_place: Collection[str]
+) -> list[ast.stmt]:  # fmt: skip
+    """``names = call``, where ``name = name.copy_(new) if hasattr(name, "copy_") else new`` follows
+    for each of them that is ``in_place``."""
+    changed = {name: f"__weft_new_{name}__" for name in names if name in in_place}
+    targets: list[ast.expr] = [ast.Name(changed.get(n, n), ast.Store()) for n in names]
+    target = targets[0] if len(targets) == 1 else ast.Tuple(targets, ast.Store())
+    statements: list[ast.stmt] = [ast.Assign([target], call)]
+    for name, given in changed.items():
+        old, new = ast.Name(name, ast.Load()), ast.Name(given, ast.Load())
+        test = ast.Call(ast.Name("hasattr", ast.Load()), [old, ast.Constant("copy_")], [])
+        copied = ast.Call(ast.Attribute(old, "copy_", ast.Load()), [new], [])
+        statements.append(ast.Assign([ast.Name(name, ast.Store())], ast.IfExp(test, copied, new)))
+    return statements

@@ -43,6 +43,7 @@ from weft.frontend.config import block_dim
 from weft.frontend.context import Again, Form, Lowering, key_of
 from weft.frontend.desugar import desugar_body, desugar_function, leaving
 from weft.frontend.hints import is_once, noting
+from weft.frontend.host import IN_PLACE
 from weft.frontend.kinds import (
     EIGHT_BITS,
     STORAGE,
@@ -67,6 +68,7 @@ from weft.frontend.kinds import (
     dtype_of,
     flatten,
     is_complex,
+    is_float,
 )
 from weft.frontend.names import bound_names, stored_lists
 from weft.frontend.room import Rooms
@@ -336,13 +338,76 @@ def dtypes_of(kind: Kind) -> list[str]:
 
 
 def _is_another_name(cx: Lowering, name: str) -> bool:
-    """Whether the function gives ``name`` what has a name: ``name = y``. Names that weft makes are
-    those of what is its own."""
-    return not name.startswith("weft_") and any(
-        isinstance(n, ast.Assign) and isinstance(n.value, ast.Name | ast.Attribute)
-        and any(isinstance(t, ast.Name) and t.id == name for t in n.targets)
-        for n in subtree(cx.source.tree)
-    )  # fmt: skip
+    """Whether the host part may give ``name`` a tensor that has another name, or has given its
+    tensor another name: Python would change that, too. Names that weft makes are those of what is
+    its own. What begins as a number is one, also as the 0-d tensor that a loop gives."""
+    if name.startswith("weft_"):
+        return False
+    loop = cx.region.node
+    inside = {*subtree(loop)}
+    pairs = [(getattr(n, "lineno", 0), *pair) for n in subtree(cx.source.tree) if n not in inside
+             for pair in _given(n)]  # fmt: skip
+    values = [value for _, target, value in pairs if target == name]
+    made = any(isinstance(v, ast.Call) and not isinstance(v.func, ast.Name) for v in values)
+    return any(map(_is_view, values)) or any(
+        made and isinstance(value, ast.Name) and value.id == name and line < loop.lineno
+        for line, _, value in pairs
+    )
+
+
+def _given(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """The names that the statement or expression ``node`` assigns, with what each may be."""
+    match node:
+        case ast.Assign(targets=targets, value=value):
+            for target in targets:
+                yield from _paired(target, value)
+        case ast.AnnAssign(target=target, value=ast.expr() as value):
+            yield from _paired(target, value)
+        case ast.NamedExpr(target=target, value=value):
+            yield from _paired(target, value)
+        case _:
+            pass
+
+
+def _paired(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    match target, value:
+        case ast.Name(id=name), ast.IfExp(body=body, orelse=orelse):
+            yield from ((name, each) for each in (body, orelse))
+        case ast.Name(id=name), ast.BoolOp(values=values):
+            yield from ((name, each) for each in values)
+        case ast.Name(id=name), ast.NamedExpr(value=inner):
+            yield name, inner
+        case ast.Name(id=name), _:
+            yield name, value
+        case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
+            for pair in zip(targets, values, strict=True):
+                yield from _paired(*pair)
+        case _:
+            pass
+
+
+# Of a tensor without dimensions, which have none either.
+_WHOLE_VIEWS = (
+    "squeeze",
+    "view",
+    "view_as",
+    "reshape",
+    "reshape_as",
+    "detach",
+    "expand",
+    "permute",
+)
+
+
+def _is_view(value: ast.expr) -> bool:
+    """Whether it gives what has a name, or a view of it that is no element."""
+    match value:
+        case ast.Name() | ast.Attribute():
+            return True
+        case ast.Call(func=ast.Attribute(value=ast.Name() | ast.Attribute(), attr=method)):
+            return method in _WHOLE_VIEWS
+        case _:
+            return False
 
 
 def _before(cx: Lowering, node: ast.For, name: str) -> tuple[Operand, TotalKind]:
@@ -375,7 +440,29 @@ def _before(cx: Lowering, node: ast.For, name: str) -> tuple[Operand, TotalKind]
     # A sum of elements wraps as they do, with what it begins with.
     kind = cx.widen(name, initial, cx.span(node), wraps=not is_once(node))
     assert isinstance(kind, ScalarKind | ComplexKind | VecKind | TupKind)
+    _check_in_place(cx, node, name, before, kind)
     return initial, kind
+
+
+def _check_in_place(
+    cx: Lowering, node: ast.For, name: str, before: Operand, kind: TotalKind
+) -> None:  # fmt: skip
+    """Refuses a total that torch would not add to the tensor ``name`` in place."""
+    if not isinstance(before, Tensor) or name not in getattr(cx.region.node, IN_PLACE, ()):
+        return
+    if not all(_fits(before.dtype, dtype) for dtype in dtypes_of(kind)):
+        raise KernelTypeError(
+            f"`{name}` is {describe(before)} of {before.dtype}, to which the loop adds {kind} in "
+            "place", cx.span(node),
+            help=f"write `{name} = {name} + ...`, which leaves the tensor as it is, or pass one of "
+            f"{kind}",
+        )  # fmt: skip
+
+
+def _fits(storage: str, dtype: str) -> bool:
+    """Whether torch adds numbers of ``dtype`` to a tensor of ``storage`` in place."""
+    tensor, number = (2 if is_float(d) else d != "bool" for d in (storage, dtype))
+    return number <= tensor
 
 
 def _numbers(cx: Lowering, x: Operand, span: Span) -> Operand:

@@ -13,6 +13,7 @@ from collections.abc import Container, Iterator, Sequence
 
 from weft.errors import Span
 from weft.frontend.callees import PLAIN_ATTRIBUTES
+from weft.frontend.host import IN_PLACE
 from weft.frontend.mutation import Mutations, mutations
 from weft.frontend.names import Scope, bound_names
 from weft.settings import deeply
@@ -71,6 +72,8 @@ class Order:
         for node in body:
             if node in self.regions:
                 yield self._event([node], loops, node)
+                for name in getattr(node, IN_PLACE, ()):  # which the host part copies back
+                    yield _Event(None, loops, frozenset(), self._roots(name))
                 continue
             parts = children(node)
             blocks = [p for p in parts if isinstance(p, ast.ExceptHandler | ast.match_case)]

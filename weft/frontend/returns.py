@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from weft.frontend.names import MISSING, Scope, root_name
@@ -54,6 +54,10 @@ class Returned:
         if count == 1:
             return cls(("",), TENSOR)
         return cls(("",) * count, Collected(tuple, (), (TENSOR,) * count) if count else Plain(None))
+
+    def without(self, names: Collection[str]) -> Returned:
+        """The same where these parameters are numbers, which loops give other values."""
+        return dataclasses.replace(self, names=tuple("" if n in names else n for n in self.names))
 
     @property
     def made(self) -> int:

@@ -191,6 +191,11 @@ class HostPart:
     lines: dict[int, str] = field(default_factory=dict)
     rewritten: bool = False
 
+    @functools.cached_property
+    def totals(self) -> frozenset[str]:
+        """The parameters that are added to, in place if they are tensors (see ``host``)."""
+        return frozenset[str]().union(*(getattr(r.node, host.IN_PLACE, ()) for r in self.regions))
+
 
 def split(
     source: FunctionSource, function: Callable[..., Any], check: host.Check = lambda p, v: None,
@@ -241,6 +246,9 @@ class _Splitter:
                     source.span(source.tree), help="use another name for what is assigned",
                 )  # fmt: skip
         self.written, self.aliases = mutated(source.tree, self.scope, self.region_nodes)
+        in_place = host.in_place(self.region_nodes, self.parameters)
+        self.replaced = {n for r in self.region_nodes for n in bound_names(r)} - in_place
+        self.written |= {root for n in in_place for root in self.aliases.get(n, ())}
         from weft.frontend.overwrites import Order  # where a kernel is called
 
         self.order = Order(source, self.scope, self.region_nodes)
@@ -305,10 +313,10 @@ class _Splitter:
 
     def _block(self, body: list[ast.stmt]) -> list[ast.stmt]:
         return [
-            self._region(node) if isinstance(node, ast.For) and self.is_region(node)
-            else self._either(node) if isinstance(node, ast.If) and hasattr(node, EITHER)
-            else with_lists(node, self._block)
-            for node in body
+            made for node in body for made in
+            (self._region(node) if isinstance(node, ast.For) and self.is_region(node)
+             else [self._either(node) if isinstance(node, ast.If) and hasattr(node, EITHER)
+                   else with_lists(node, self._block)])
         ]  # fmt: skip
 
     def _either(self, node: ast.If) -> ast.stmt:
@@ -341,7 +349,7 @@ class _Splitter:
         return new
 
     # --- one region -----------------------------------------------------------------------------
-    def _region(self, node: ast.For) -> ast.stmt:
+    def _region(self, node: ast.For) -> list[ast.stmt]:
         span = self.source.span(node)
         if node.orelse:
             raise KernelSyntaxError(
@@ -388,23 +396,21 @@ class _Splitter:
             ast.Name(LAUNCHERS, ast.Load()), ast.Constant(region.index), ast.Load()
         )
         call = ast.Call(function, passed, [])
-        statement: ast.stmt = ast.Expr(call)
+        statements: list[ast.stmt] = [ast.Expr(call)]
         if results:
-            names: list[ast.expr] = [ast.Name(name, ast.Store()) for name in results]
-            target = names[0] if len(names) == 1 else ast.Tuple(names, ast.Store())
-            statement = ast.Assign([target], call)
+            statements = host.given_to(results, call, getattr(node, host.IN_PLACE, ()))
         step = computed_step(node)
         if step is not None:
             check = ast.Call(
                 ast.Name(STEP, ast.Load()), [ast.Constant(region.index), copied_tree(step)], []
             )
-            statement = ast.If(check, [statement], [])
+            statements = [ast.If(check, statements, [])]
         head = ast.copy_location(ast.Pass(), node)
         head.end_lineno, head.end_col_offset = node.iter.end_lineno, node.iter.end_col_offset
-        for child in subtree(statement):
+        for child in (c for statement in statements for c in subtree(statement)):
             if isinstance(child, ast.expr | ast.stmt):
                 ast.copy_location(child, head)
-        return statement
+        return statements
 
     def _arg(self, chain: ast.expr, stored: set[str]) -> RegionArg | None:
         """What the host has to pass for a name that the region reads; None if nothing."""
@@ -443,7 +449,7 @@ class _Splitter:
 
     def _passed(self, name: str) -> str:
         """The name of a parameter that is returned as it was passed, or ""."""
-        return name if name in self.by_name and name not in self.stored else ""
+        return name if name in self.by_name and name not in self.stored | self.replaced else ""
 
 
 class _ReadsAfter:

@@ -187,8 +187,9 @@ class Operators:
 
     def assemble(self, out: Any, values: list[Any]) -> Any:
         """What the kernel returns, from what the operator returned and the kernel's arguments."""
-        returned = self.returned
         names = [p.name for p in self.parameters]
+        numbers = [n for n, v in zip(names, values, strict=True) if not isinstance(v, torch.Tensor)]
+        returned = self.returned.without(self.kernel.parts.totals & {*numbers})
         made = [out] if returned.made == 1 else list(out or ())
         tensors = [values[names.index(n)] if n else made.pop(0) for n in returned.names]
         return put_together(returned.form, iter(tensors))
@@ -261,8 +262,10 @@ class Operators:
         constants = {p.name: next(absent) for p, kind in pairs if not kind}
         written = _written(self.kernel, constants, self.own)
         defaults = {p.name: p.default for p, kind in pairs if _fits_schema(p, kind)}
+        numbers = {p.name for p, kind in pairs if not kind.startswith("Tensor")}
+        returned = self.returned.without(self.kernel.parts.totals & numbers)
         return OperatorForm(
-            self.kernel, self.returned, self.namespace, types, constants, defaults, written,
+            self.kernel, returned, self.namespace, types, constants, defaults, written,
             autocast, fuses and self.kernel.implementations is None, self.copies,
         )  # fmt: skip
 

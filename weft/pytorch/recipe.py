@@ -245,8 +245,8 @@ def _recipe_of(kernel: KernelLike, reaching: bool) -> Recipe | None:
     if len(kernel.parts.regions) != 1:
         return None
     (loop,) = kernel.parts.regions
-    if computed_step(loop.node) is not None:  # which the host part checks
-        return None
+    if computed_step(loop.node) is not None or kernel.parts.totals:
+        return None  # the host part checks it, or adds to an argument
     reader = _Reader(kernel, loop.results)
     count = next(k for k, statement in enumerate(body) if statement is loop.node)
     for statement in body[:count]:

@@ -508,11 +508,19 @@ def with_tangents(launcher: Launcher, plain: Callable[..., Any], *args: Any) -> 
         return apart(launcher, args, lambda own, given: with_tangents(own, own.current, *given))
 
     def call(given: tuple[Any, ...]) -> Any:
-        if any(map(is_dual, given)):
-            return differentiate(launcher, constants(given))
-        return plain(*given)
+        if not any(map(is_dual, given)):  # unless there is more to be given
+            _settle(launcher, dense(given))
+            return plain(*given)
+        return differentiate(launcher, constants(given))
 
     return extended(launcher, args, call)
+
+
+def _settle(launcher: Launcher, args: tuple[Any, ...]) -> None:
+    """Finds the tensors that called functions reach: raises ``RegionChanged`` where there are."""
+    place = next((v.device.type for v in args if isinstance(v, torch.Tensor)), None)
+    if place is not None:
+        loop_of(launcher, list(launcher.forms.specs(args).values()), place)
 
 
 def with_functions(launcher: Launcher, make: Make, *args: Any) -> Any:

@@ -48,6 +48,7 @@ from weft.pytorch.changing import CHANGING, as_constant, as_tensor, changes, of_
 from weft.pytorch.derivative_ops import transformed
 from weft.pytorch.fake import hidden_write, of_samples
 from weft.pytorch.forward_level import has_dual, is_open
+from weft.pytorch.hidden import is_recording
 from weft.pytorch.identity import chains, decided_by, deciding, fingerprint, may_draw, text_of
 from weft.pytorch.members import Like, MemberKernel, key_of, members_of, reads_of, schema_type
 from weft.pytorch.namespace import in_ascii, is_sharded, namespace_of
@@ -413,9 +414,9 @@ def _check_captured(kernel: KernelLike, captured: Sequence[str]) -> None:
     for dotted in captured:
         first, *rest = dotted.split(".")
         value = functools.reduce(lambda v, name: getattr(v, name, None), rest, scope.get(first))
-        if is_batched(value):
+        if (isinstance(value, list | tuple) and any(map(is_batched, value))) or is_batched(value):
             raise foreign_error(f"`{dotted}`", kernel.span)
-        if has_dual((value,)) or (torch.is_grad_enabled() and needs_grad(value)):
+        if has_dual((value,)) or (is_recording() and needs_grad(value)):
             raise GradientError(
                 f"`{dotted}` needs a derivative, and it is not an argument of the kernel",
                 kernel.span,

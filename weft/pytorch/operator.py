@@ -27,6 +27,7 @@ from weft.pytorch.derivative_ops import Rule, is_plain, register
 from weft.pytorch.derivatives import Made
 from weft.pytorch.fake import fake_launchers, without_data
 from weft.pytorch.forward_level import has_dual
+from weft.pytorch.hidden import reaches, seen
 from weft.pytorch.inputs import items
 from weft.pytorch.namespace import Family, in_ascii, namespace_of, without_defaults
 from weft.pytorch.samples_op import Samples
@@ -217,6 +218,7 @@ class OperatorForm:
         as_passed = all(types) and all(p.position in _POSITIONAL for p in parameters)
 
         changing = [k for k, kind in enumerate(filter(None, types)) if kind == CHANGING]
+        reaching = reaches(kernel.function, constants.values())
 
         def call(passed: Sequence[Any]) -> Any:
             if changing:
@@ -237,7 +239,8 @@ class OperatorForm:
             uncounted = _is_excluded(_VERSIONS)  # compiled graphs do not count what is written
             _exclude(_VERSIONS, False)
             try:
-                out = call(passed)
+                hidden = reaching and not torch.is_grad_enabled()
+                out = seen(call, passed, kernel.span, grad) if hidden else call(passed)
                 if before != [_version(passed[k]) for k in unwritten]:
                     pairs = zip(unwritten, before, strict=True)
                     changed = {k for k, version in pairs if version != _version(passed[k])}

@@ -23,7 +23,7 @@ from weft.errors import KernelTypeError, WeftError
 from weft.lang.dtypes import Housed, quietly
 from weft.runtime import native
 from weft.runtime.launch import KernelLike, Launcher
-from weft.runtime.signature import check_layout
+from weft.runtime.signature import REACHED, check_layout
 from weft.settings import rarely_collected
 
 # pyright: reportPrivateUsage=false
@@ -110,9 +110,18 @@ Launch = Callable[..., Any]
 def transformed(plain: list[Launch], regions: Sequence[Launcher]) -> Sequence[Launch]:
     """What launches each device loop under the transforms that are active; ``plain`` if none is."""
     way = _with_batches if _transforms() else _with_tangents
-    if way is _with_tangents and forward_ad._current_level < 0:
-        return plain
-    return [functools.partial(way, plain, launcher) for launcher in regions]
+    found: Sequence[Launch] = plain
+    if way is _with_batches or forward_ad._current_level >= 0:
+        found = [functools.partial(way, plain, launcher) for launcher in regions]
+    if (reached := REACHED.get()) is not None:
+        found = [functools.partial(_seen, reached, launch) for launch in found]
+    return found
+
+
+def _seen(reached: Callable[[Any], None], launch: Launch, *args: Any) -> Any:
+    for value in args:
+        reached(value)
+    return launch(*args)
 
 
 def _with_tangents(plain: list[Launch], launcher: Launcher, *args: Any) -> Any:

@@ -26,6 +26,7 @@ from weft.pytorch.ambient import Draws, function_modes, under_modes
 from weft.pytorch.batches import Fresh, is_batched, level_of, unbatched, under_vmap, wrapped
 from weft.pytorch.dynamo import untraced
 from weft.pytorch.forward_level import is_dual, level, primal_of
+from weft.pytorch.hidden import Asked, Hidden
 from weft.pytorch.inputs import Structure, items
 from weft.source import Span
 
@@ -126,13 +127,14 @@ def called(f: Callable[..., Any], values: Sequence[Any], span: Span) -> Any:
     single = False
     draws: Draws | None = None
     # Torch takes modes (``torch.device``, say) away while it transforms.
-    modes = [mode for mode in function_modes() if not isinstance(mode, Fresh)]
+    modes = [mode for mode in function_modes() if not isinstance(mode, Fresh | Hidden)]
+    asked = Asked(torch.is_grad_enabled(), batches.level())
 
     def many(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The first time it is called for the values, then for derivatives."""
         nonlocal single, draws
         given = form.inputs(tensors)
-        again = contextlib.nullcontext() if draws is None else draws.again()
+        again = asked.known() if draws is None else draws.again()
         draws = draws or Draws(given)
         with under_modes(modes), again:
             out = f(*given)

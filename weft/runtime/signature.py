@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,9 @@ COMPLEX = frozenset([torch.complex64, torch.complex128])
 _COMPLEX_NUMBERS = (complex, np.complexfloating)
 _PLAIN = (torch.Tensor, int, float, str, type(None))
 _SYMBOLIC = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
+
+# What is to see the tensors that kernels reach which are none of their arguments, if anything is.
+REACHED: ContextVar[Callable[[Any], None] | None] = ContextVar("weft_reached", default=None)
 
 
 def come_apart(region: Region, args: Sequence[Any]) -> bool:

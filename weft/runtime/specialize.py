@@ -24,7 +24,7 @@ from weft.options import Options
 from weft.runtime.backing import backed, is_backed
 from weft.runtime.build import CPU, LOWERED, Backend, Made, compile_region
 from weft.runtime.overlap import check_memory
-from weft.runtime.signature import check_devices, spec_of
+from weft.runtime.signature import REACHED, check_devices, spec_of
 from weft.settings import deep, rarely_collected
 from weft.source import FunctionSource
 from weft.values import mutable
@@ -169,6 +169,8 @@ class Forms:
         for arg in self.region.args[len(args) : count]:
             assert arg.read is not None
             args = (*args, arg.read(args))
+            if (reached := REACHED.get()) is not None:
+                reached(args[-1])
         return args
 
     def retried(self, args: tuple[Any, ...], call: Callable[[tuple[Any, ...]], T]) -> T:

@@ -1,0 +1,230 @@
+"""Tensors that a kernel finds by other ways than its arguments, and that need a derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fw
+from torch.func import functional_call, grad, jacfwd, jvp, vjp, vmap
+
+import weft
+from weft.errors import GradientError
+
+W = torch.full((3,), 2.0)
+FOUND: dict[str, torch.Tensor] = {"w": W}
+LISTED = [W]
+
+
+class Held:
+    def __init__(self) -> None:
+        self.w, self.found = W, FOUND
+
+
+HELD = Held()
+
+
+def element(i: Any) -> Any:
+    return W[i]
+
+
+@weft.kernel
+def by_dict(x):
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = x[i] * FOUND["w"][i]
+    return out
+
+
+@weft.kernel
+def by_list(x):
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = x[i] * LISTED[0][i]
+    return out
+
+
+@weft.kernel
+def by_function(x):
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = x[i] * element(i)
+    return out
+
+
+@weft.kernel
+def by_dict_of_object(x):
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = x[i] * HELD.found["w"][i]
+    return out
+
+
+@weft.kernel
+def in_host_part(x):
+    y = x * FOUND["w"]
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = y[i]
+    return out
+
+
+@weft.kernel
+def named(x):
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = x[i] * W[i]
+    return out
+
+
+@weft.kernel
+def by_kernel(x):
+    y = named(x)
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = y[i]
+    return out
+
+
+@weft.kernel
+def called(x, f):
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = x[i] * f(i)
+    return out
+
+
+def by_lambda(x: torch.Tensor) -> torch.Tensor:
+    return called(x, lambda i: W[i])
+
+
+@weft.kernel
+def of_shape(x):
+    y = x * FOUND["w"].size(0) + FOUND["w"].detach()
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = y[i]
+    return out
+
+
+KERNELS = [by_dict, by_list, by_function, by_dict_of_object, in_host_part, by_kernel, by_lambda]
+WAYS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "vmap": lambda k, x: vmap(k)(x[None]),
+    "vjp": lambda k, x: vjp(k, x)[0],
+    "grad": lambda k, x: grad(lambda x: k(x).sum())(x),
+    "jvp": lambda k, x: jvp(k, (x,), (x,))[1],
+}
+
+
+@pytest.fixture
+def known() -> Any:
+    W.requires_grad_()
+    yield
+    W.requires_grad_(False)
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("way", WAYS)
+def test_they_are_refused_by_transforms(kernel: Any, way: str) -> None:
+    """They were constants."""
+    x = torch.ones(3)
+    assert kernel(x).requires_grad
+    with pytest.raises(GradientError, match="is not an argument of the kernel"):
+        WAYS[way](kernel, x)
+    with torch.no_grad():
+        assert torch.equal(vmap(kernel)(x[None])[0], 2 * x)
+    W.requires_grad_(False)
+    for f in WAYS.values():
+        assert f(kernel, x).shape in ((3,), (1, 3))
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize("kernel", [by_dict, by_list, by_function, by_kernel, by_lambda])
+def test_they_are_refused_by_graphs(kernel: Any) -> None:
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="is not an argument of the kernel"):
+        torch.compile(kernel, backend="aot_eager")(torch.ones(3))
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize("way", WAYS)
+def test_shapes_and_constants_are_no_use(way: str) -> None:
+    assert not of_shape(torch.ones(3)).requires_grad
+    WAYS[way](of_shape, torch.ones(3))
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.full((3,), 2.0))
+
+    def element(self, i: Any) -> Any:
+        return self.w[i]
+
+    def host(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.w
+
+    @weft.kernel
+    def by_method(self, x):
+        out = torch.empty_like(x)
+        for i in out:
+            out[i] = x[i] * self.element(i)
+        return out
+
+    @weft.kernel
+    def by_host(self, x):
+        y = self.host(x)
+        out = torch.empty_like(x)
+        for i in out:
+            out[i] = y[i]
+        return out
+
+    @weft.kernel
+    def by_name(self, x):
+        w = getattr(self, "w")  # noqa: B009
+        out = torch.empty_like(x)
+        for i in out:
+            out[i] = x[i] * w[i]
+        return out
+
+    def forward(self, x: torch.Tensor, way: str) -> torch.Tensor:
+        return getattr(self, way)(x)
+
+
+@pytest.mark.parametrize("way", ["by_method", "by_host", "by_name"])
+def test_parameters_of_a_module(way: str) -> None:
+    """``functional_call`` gives it tensors of the transform: gradients were zeros."""
+    module, x = Scaled(), torch.ones(3)
+    own = {"w": torch.full((3,), 5.0)}
+
+    def total(own: Any, x: torch.Tensor) -> torch.Tensor:
+        return functional_call(module, own, (x, way)).sum()
+
+    for f in (grad(total), jacfwd(total), lambda p, x: vmap(grad(total), (None, 0))(p, x[None])):
+        with pytest.raises(GradientError, match="belongs to a transform"):
+            f(own, x)
+    assert total(own, x) == 15
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("kernel", [by_dict, by_list, by_function, by_dict_of_object, named])
+def test_tangents_of_captured_tensors(
+    kernel: Any, before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first call of a kernel, too."""
+    own = weft.kernel(kernel.function)
+    x = torch.ones(3)
+    if before:
+        own(x)
+    with fw.dual_level():
+        dual = fw.make_dual(torch.full((3,), 4.0), torch.full((3,), 7.0))
+        monkeypatch.setitem(globals(), "W", dual)
+        monkeypatch.setitem(FOUND, "w", dual)
+        monkeypatch.setitem(globals(), "LISTED", [dual])
+        for _ in range(2):
+            found = fw.unpack_dual(own(x))
+            assert torch.equal(found.primal, torch.full((3,), 4.0))
+            assert torch.equal(found.tangent, torch.full((3,), 7.0))

@@ -1,0 +1,143 @@
+"""Tensors that a kernel reaches by other ways than its arguments, and what asks for a derivative.
+
+An operator's derivatives are those of its arguments. A tensor that needs one and that the host part
+or a loop finds elsewhere (in a dict, an object, by a function that it calls) would be a constant.
+``library.py`` refuses those that the kernel's own text names; these are seen when they are used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import types
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch._C import _functorch
+from torch.overrides import TorchFunctionMode
+
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+from weft.errors import GradientError, Span
+from weft.frontend.names import KNOWN_MODULES, MISSING, Scope, is_known
+from weft.pytorch import batches
+from weft.pytorch.forward_level import has_dual, tangent_of
+from weft.runtime.signature import REACHED
+from weft.values import frozen
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+# What gives tensors without a history.
+_WITHOUT = {torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__,
+            torch.Tensor.grad.__get__}  # type: ignore[attr-defined]  # fmt: skip
+
+
+@frozen
+class Asked:
+    """``recording``: whether autograd is on; ``floor``: the level of transforms of ``torch.func``
+    that are around."""
+
+    recording: bool
+    floor: int
+
+    @contextlib.contextmanager
+    def known(self) -> Generator[None]:
+        """Says so to what is carried out, where neither shows any more."""
+        token = _ASKED.set(self)
+        try:
+            yield
+        finally:
+            _ASKED.reset(token)
+
+
+_ASKED: ContextVar[Asked | None] = ContextVar("weft_asked", default=None)
+
+
+def seen(f: Callable[..., Any], given: Sequence[Any], span: Span, recording: bool) -> Any:
+    """``f(given)``, which must not use hidden tensors. ``recording``: whether autograd is on, where
+    nobody has said so."""
+    asked = _ASKED.get() or Asked(recording, batches.level())
+    hidden = Hidden(given, asked, span)
+    token = REACHED.set(hidden.check)
+    try:
+        with hidden, asked.known():
+            return f(given)
+    finally:
+        REACHED.reset(token)
+
+
+def is_recording() -> bool:
+    """Whether autograd is on, or was where an operator was called that is being carried out."""
+    asked = _ASKED.get()
+    return torch.is_grad_enabled() or (asked is not None and asked.recording)
+
+
+def reaches(function: Callable[..., Any], values: Iterable[Any]) -> bool:
+    """Whether ``function``, which has these values besides, may find tensors that it does not
+    name."""
+    scope = Scope.of(function)
+    code = function.__code__
+    names = {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"}
+    around = [scope.lookup(name) for name in {*names, *code.co_freevars}]
+    return not all(map(_is_plain, (*around, *values)))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, type | types.ModuleType):
+        name = value.__module__ if isinstance(value, type) else value.__name__
+        return name.partition(".")[0] in (*KNOWN_MODULES, "builtins")
+    return value is MISSING or isinstance(value, (*_PLAIN, torch.Tensor)) or is_known(value)
+
+
+class Hidden(TorchFunctionMode):
+    """Refuses such tensors while the host part runs. ``given``: the operator's arguments;
+    ``asked``: by what the call was."""
+
+    def __init__(self, given: Sequence[Any], asked: Asked, span: Span) -> None:
+        self.given = {id(t) for t in _tensors(given)}
+        self.recording, self.floor = asked.recording, asked.floor
+        self.tangents = not has_dual(given)  # or what is made of those has some
+        self.span = span
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        used = [*args, *(kwargs or {}).values()]
+        self._check_levels(used)
+        out = func(*args, **(kwargs or {}))
+        if func not in _WITHOUT and next(_tensors((out,)), None) is not None:
+            self.check(*used)
+        return out
+
+    def _check_levels(self, values: Sequence[Any]) -> None:
+        for tensor in _tensors(values):
+            level = _functorch.maybe_get_level(tensor)
+            hidden = 0 < level <= self.floor or level > batches.level()
+            if hidden and id(tensor) not in self.given:
+                from weft.pytorch.transforms import foreign_error  # which says what was asked
+
+                raise foreign_error(span=self.span)
+
+    def check(self, *values: Any) -> None:
+        self._check_levels(values)
+        for tensor in _tensors(values):
+            if id(tensor) in self.given:
+                continue
+            known = self.recording and tensor.requires_grad
+            if known or (self.tangents and tangent_of(tensor) is not None):
+                raise GradientError(
+                    f"a tensor {tuple(tensor.shape)} needs a derivative, and it is not an argument "
+                    "of the kernel", self.span,
+                    help="torch.compile and other transforms see arguments only: pass it as one, "
+                    "or a copy without a history: .detach()",
+                )  # fmt: skip
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from weft.frames import eager
+from weft.frontend.names import Scope
 from weft.pytorch.releases import METHODS
 from weft.runtime.launch import KernelLike
 
@@ -100,3 +101,35 @@ class BoundKernel(functools.partial[Any]):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.func, name)
+
+
+def changed(function: Callable[..., Any], captured: Iterable[str]) -> str:
+    """Which of the values ``captured`` by ``function``, dotted where they are attributes, what is
+    being traced has changed, "" if none: Dynamo does that at the end of the graph, and operators
+    look them up in it."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator  # which calls this
+    from torch._dynamo.variables.misc import NewGlobalVariable
+
+    try:
+        tracer = InstructionTranslator.current_tx()
+    except AttributeError:  # another tracer
+        return ""
+    effects, scope = tracer.output.side_effects, Scope.of(function)
+    stored = {name for item, attributes in effects.store_attr_mutations.items()
+              if isinstance(item, NewGlobalVariable) for name in attributes}  # fmt: skip
+    if function.__globals__ is not tracer.output.global_scope:
+        stored = set[str]()
+    for dotted in captured:
+        first, *rest = dotted.split(".")
+        value = scope.lookup(first)
+        if first in stored and first not in scope.cells:
+            return first
+        for name in (*rest, None):
+            known = effects.id_to_variable.get(id(value))
+            if known is not None and (
+                effects.is_modified(known) if name is None
+                else effects.has_pending_mutation_of_attr(known, name)
+            ):  # fmt: skip
+                return dotted
+            value = getattr(value, name, None) if name else None
+    return ""

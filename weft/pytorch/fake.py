@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._guards import TracingContext
 
 from weft.errors import CompileError, KernelValueError, warn
 from weft.frontend.lower import Lowered, lower
@@ -72,6 +73,8 @@ def _launcher(launcher: Launcher, source: FunctionSource, operator: bool) -> Cal
         given = found.function.args[: len(found.function.args) - len(found.results)]
         names = {memref.name for memref in given if memref in stored}
         for arg, value in zip(region.args, args, strict=True):
+            if operator and arg.captured and _is_changed(value):
+                raise changed_error(arg.name, region.span)
             if arg.name in names and operator and arg.captured and arg.key[:1] != ("arg",):
                 raise hidden_write(arg.name, region.span)
             if arg.name in names:
@@ -115,6 +118,26 @@ def hollow(value: Any, number: Callable[[Any], Any] = lambda n: n) -> Any:
             return items
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     return number(value)
+
+
+def changed_error(name: str, span: Span) -> KernelValueError:
+    """What is said of a value that a graph changes, and that an operator in it looks up."""
+    return KernelValueError(
+        f"`{name}` is changed by what is compiled, maybe after the kernel has read it: it is not an "
+        "argument of the kernel", span,
+        help="pass it as an argument, or change it outside of torch.compile",
+    )  # fmt: skip
+
+
+def _is_changed(value: Any) -> bool:
+    """Whether the graph that is being made writes to the tensor ``value``, which is none of the
+    operator's arguments. It may do so after the operator: Inductor would not see the order."""
+    context = TracingContext.try_get()
+    if context is None or context.fake_mode is None or not isinstance(value, torch.Tensor):
+        return False
+    known = context.fake_mode.fake_tensor_converter.meta_converter
+    own = known.tensor_memo.get(known.describer.get_tensor_id(value))
+    return own is not None and own is not value and own._version > 0
 
 
 def hidden_write(name: str, span: Span) -> KernelValueError:

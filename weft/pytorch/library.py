@@ -46,7 +46,8 @@ from weft.pytorch.batches import (
 )
 from weft.pytorch.changing import CHANGING, as_constant, as_tensor, changes, of_constant
 from weft.pytorch.derivative_ops import transformed
-from weft.pytorch.fake import hidden_write, of_samples
+from weft.pytorch.dynamo import changed
+from weft.pytorch.fake import changed_error, hidden_write, of_samples
 from weft.pytorch.forward_level import has_dual, is_open
 from weft.pytorch.hidden import is_recording
 from weft.pytorch.identity import chains, decided_by, deciding, fingerprint, may_draw, text_of
@@ -277,6 +278,8 @@ class Operators:
         and guards the token and ``around``."""
         assert token == self.token
         self._check_captured()
+        if name := changed(self.kernel.function, self._captured):
+            raise changed_error(name, self.kernel.span)
         if self.in_level(token):
             around = (*around, TANGENTS)
         operator = self.find(types, [*map(of_constant, fixed)], around, autocast_state())

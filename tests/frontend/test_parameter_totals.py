@@ -230,3 +230,19 @@ def test_numbers_of_their_own() -> None:
     x = torch.arange(1.0, 4.0)
     assert [v.item() for v in kernel(x)] == [6.0, 5.0, 11.0, 3.0]
     assert x.tolist() == [1, 2, 3]
+
+
+def test_a_tensor_that_would_be_the_same_or_another() -> None:
+    """What is larger decides in Python whether the second loop changes the caller's tensor."""
+
+    @weft.kernel
+    def kernel(x, total):
+        for i in range(x.shape[0]):
+            total = max(total, x[i])
+        for i in range(x.shape[0]):
+            total += x[i]
+        return total
+
+    with pytest.raises(KernelTypeError, match="another loop gives the name another value"):
+        kernel(torch.ones(3), torch.tensor(1.0))
+    assert kernel(torch.ones(3), 0.5) == 4

@@ -34,6 +34,7 @@ from tests.fuzz import (
     structs,
     tables,
     taken,
+    totals,
     unsigned,
     updates,
     windows,
@@ -172,7 +173,7 @@ def test_random_kernels_of_structs(part: int, seed: int) -> None:
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "drawn",
-    [tables, objects, moves, jumps, joins, row_values, orders, jagged, updates],
+    [tables, objects, moves, jumps, joins, row_values, orders, jagged, updates, totals],
     ids=lambda m: m.__name__.rpartition(".")[2],
 )
 def test_random_kernels_of_what_iterations_keep(drawn: Any, part: int, seed: int) -> None:

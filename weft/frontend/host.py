@@ -42,6 +42,7 @@ CAST, COPY, DETACH = "__weft_cast__", "__weft_copy__", "__weft_detach__"
 CONVERT, PLAIN = "__weft_converting__", "__weft_without_asserts__"
 Check = Callable[[Parameter, Any], None]
 IN_PLACE = "weft_in_place"  # the attribute of a device loop: the parameters that it adds to
+BOTH = "weft_both"  # and those to which it or a later one adds, and the other does not
 # What never is a vector or a struct that has another name.
 _FRESH = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.JoinedStr, ast.ListComp,
           ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda, ast.Dict, ast.Set)  # fmt: skip
@@ -336,17 +337,24 @@ class _Rewriter(ast.NodeTransformer):
 
 
 # --- totals that are parameters -------------------------------------------------------------------
-def in_place(loops: Iterable[ast.AST], parameters: Sequence[Parameter]) -> frozenset[str]:
-    """The parameters that may be tensors to which one of ``loops`` adds. Notes them at the loop."""
+def in_place(
+    loops: Iterable[ast.stmt], parameters: Sequence[Parameter], assigned: Collection[str]
+) -> frozenset[str]:
+    """The parameters that may be tensors to which ``loops`` add, and which none of them gives
+    another meaning. Notes them at the loops, and those with two meanings at the first that has one,
+    if the host part has not ``assigned`` others."""
     known = {p.name for p in parameters if p.kind in ("", "tensor") and p.dtype is None}
-    every = frozenset[str]()
-    for loop in loops:
-        bound = known & {*bound_names(loop)}
-        if bound:
-            found = frozenset(n for n in bound if _is_added_to(loop, n))
-            setattr(loop, IN_PLACE, found)
-            every |= found
-    return every
+    found = {loop: {n: _is_added_to(loop, n) for n in known & {*bound_names(loop)}}
+             for loop in sorted(loops, key=lambda loop: loop.lineno)}  # fmt: skip
+    pairs = [pair for names in found.values() for pair in names.items()]
+    ways = {name: {way for n, way in pairs if n == name} for name, _ in pairs}
+    added = frozenset(name for name, way in ways.items() if way == {True})
+    both = {name for name, way in ways.items() if len(way) > 1} - {*assigned}
+    for loop, names in found.items():
+        setattr(loop, IN_PLACE, added & {*names})
+        setattr(loop, BOTH, frozenset(both & {*names}))
+        both -= {*names}
+    return added
 
 
 def _is_added_to(loop: ast.AST, name: str) -> bool:

@@ -43,7 +43,7 @@ from weft.frontend.config import block_dim
 from weft.frontend.context import Again, Form, Lowering, key_of
 from weft.frontend.desugar import desugar_body, desugar_function, leaving
 from weft.frontend.hints import is_once, noting
-from weft.frontend.host import IN_PLACE
+from weft.frontend.host import BOTH, IN_PLACE
 from weft.frontend.kinds import (
     EIGHT_BITS,
     STORAGE,
@@ -447,8 +447,17 @@ def _before(cx: Lowering, node: ast.For, name: str) -> tuple[Operand, TotalKind]
 def _check_in_place(
     cx: Lowering, node: ast.For, name: str, before: Operand, kind: TotalKind
 ) -> None:  # fmt: skip
-    """Refuses a total that torch would not add to the tensor ``name`` in place."""
-    if not isinstance(before, Tensor) or name not in getattr(cx.region.node, IN_PLACE, ()):
+    """Refuses a total that torch would not add to the tensor ``name`` in place, and one that would
+    be this tensor or another in the next loop, as its elements are."""
+    if not isinstance(before, Tensor):
+        return
+    if name in getattr(cx.region.node, BOTH, ()):
+        raise KernelTypeError(
+            f"a loop adds to `{name}`, which changes the tensor that is passed, and another loop "
+            "gives the name another value", cx.span(node),
+            help=f"use two names, or begin with a copy: {name} = {name}.clone()",
+        )  # fmt: skip
+    if name not in getattr(cx.region.node, IN_PLACE, ()):
         return
     if not all(_fits(before.dtype, dtype) for dtype in dtypes_of(kind)):
         raise KernelTypeError(

@@ -232,7 +232,7 @@ class _Splitter:
         self.by_name = {p.name: p for p in self.parameters}
         self.regions: list[Region] = []
         self.returns: list[Returned] = []
-        self.region_nodes: set[ast.AST] = set()
+        self.region_nodes: set[ast.stmt] = set()
         from weft.frontend.local_functions import into_loops  # where a kernel is split
 
         into_loops(source.tree, self.is_region)
@@ -246,7 +246,7 @@ class _Splitter:
                     source.span(source.tree), help="use another name for what is assigned",
                 )  # fmt: skip
         self.written, self.aliases = mutated(source.tree, self.scope, self.region_nodes)
-        in_place = host.in_place(self.region_nodes, self.parameters)
+        in_place = host.in_place(self.region_nodes, self.parameters, self.stored)
         self.replaced = {n for r in self.region_nodes for n in bound_names(r)} - in_place
         self.written |= {root for n in in_place for root in self.aliases.get(n, ())}
         from weft.frontend.overwrites import Order  # where a kernel is called

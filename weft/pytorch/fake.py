@@ -123,8 +123,8 @@ def hollow(value: Any, number: Callable[[Any], Any] = lambda n: n) -> Any:
 def changed_error(name: str, span: Span) -> KernelValueError:
     """What is said of a value that a graph changes, and that an operator in it looks up."""
     return KernelValueError(
-        f"`{name}` is changed by what is compiled, maybe after the kernel has read it: it is not an "
-        "argument of the kernel", span,
+        f"`{name}` is changed by what is compiled, maybe after the kernel has read it: it is none "
+        "of the kernel's arguments", span,
         help="pass it as an argument, or change it outside of torch.compile",
     )  # fmt: skip
 

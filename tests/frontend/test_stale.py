@@ -412,3 +412,121 @@ def test_assertions_that_pytest_rewrote_are_no_change() -> None:
     x = torch.ones(2)
     asserting(x)
     assert x.tolist() == [2.0, 2.0]
+
+
+class Held:
+    def __init__(self, w: torch.Tensor) -> None:
+        self.w = w
+
+    def item(self, i):
+        return self.w[i]
+
+
+WEIGHTS = [torch.ones(3)]
+
+
+def item_of(w: torch.Tensor) -> Callable[[Any], Any]:
+    def item(i):
+        return w[i]
+
+    return item
+
+
+def nested_item_of(w: torch.Tensor) -> Callable[[Any], Any]:
+    item = item_of(w)
+
+    def outer(i):
+        return item(i)
+
+    return outer
+
+
+def default_item_of(w: torch.Tensor) -> Callable[[Any], Any]:
+    def item(i, w=w):
+        return w[i]
+
+    return item
+
+
+def bound_item_of(w: torch.Tensor) -> Callable[[Any], Any]:
+    def item(k, i):
+        return w[i] * k
+
+    return functools.partial(item, 1)
+
+
+def listed_item_of(w: torch.Tensor) -> Callable[[Any], Any]:
+    WEIGHTS[0] = w
+    return lambda i: WEIGHTS[0][i]
+
+
+REACHING = (
+    item_of, nested_item_of, default_item_of, bound_item_of, lambda w: Held(w).item, listed_item_of,
+)  # fmt: skip
+
+
+def freed(kernel: Any, make: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+    w = torch.ones(3)
+    kernel(torch.ones(3), make(w))
+    w.untyped_storage().resize_(0)
+    return w
+
+
+@pytest.mark.parametrize("make", REACHING)
+def test_a_refused_call_of_one_function_is_nothing_for_the_next(make: Callable[..., Any]) -> None:
+    @weft.kernel
+    def scaled(x, f):
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = x[i] * f(i)
+        return out
+
+    x = torch.ones(3)
+    gone = freed(scaled, make)
+    of_transform = torch.func.grad(lambda w: scaled(x, make(w)).sum())
+    refused = [torch.eye(3).to_sparse(), torch.ones(3, device="meta"), gone]
+    for call in (*(lambda w=w: scaled(x, make(w)) for w in refused), lambda: of_transform(x)):
+        with pytest.raises(weft.WeftError):
+            call()
+        assert scaled(x, make(x + 1)).tolist() == [2.0] * 3
+        assert scaled(x, lambda i: 3.0).tolist() == [3.0] * 3
+    z = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(scaled(z, make(x + 1)).sum(), z)
+    assert gradient.tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize("make", REACHING[:-1])
+def test_functions_that_reach_the_like_share_their_arguments(make: Callable[..., Any]) -> None:
+    @weft.kernel
+    def scaled(x, f):
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = x[i] * f(i)
+        return out
+
+    for k in range(4):
+        assert scaled(torch.ones(2), make(torch.full((2,), float(k)))).tolist() == [k, k]
+    assert len(scaled.launchers[0].region.args) == 4  # x, f, out and the tensor
+
+
+def test_what_two_functions_store_and_read_is_one_argument() -> None:
+    def parts(w):
+        def get(i):
+            return w[i]
+
+        def put(i, value):
+            w[i] = value
+
+        return get, put
+
+    @weft.kernel
+    def doubled(x, get, put):
+        for i in range(x.shape[0]):
+            put(i, get(i) * x[i])
+
+    x = torch.full((3,), 2.0)
+    for _ in range(2):
+        w = torch.arange(3.0)
+        doubled(x, *parts(w))
+        assert w.tolist() == [0.0, 2.0, 4.0]
+    assert len(doubled.launchers[0].region.args) == 4  # x, get, put and the tensor

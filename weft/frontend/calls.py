@@ -11,6 +11,7 @@ import contextlib
 import functools
 import inspect
 import math
+import operator
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -78,7 +79,7 @@ from weft.frontend.kinds import (
     is_weak,
 )
 from weft.frontend.names import KNOWN_MODULES, dotted
-from weft.frontend.scope import Guard
+from weft.frontend.scope import Guard, default_of
 from weft.frontend.statics import stop_grad
 from weft.lang import function_table, names
 from weft.lang.types import TYPE_QUESTIONS, matrix, vector
@@ -169,18 +170,18 @@ def _of_no_numbers(
     return found
 
 
-def _held(made: Static, name: str, place: int | str) -> Static:
-    """An argument that ``made``, a ``functools.partial``, holds."""
+def _held(made: Static, name: str, *place: int | str) -> Static:
+    """An argument that ``made``, a ``functools.partial``, holds, or its function."""
     source = made.read
-    value = getattr(made.value, name)[place]
+    value = functools.reduce(operator.getitem, place, getattr(made.value, name))
     if source is None:
         return Static(value)
 
     def read(args: Sequence[Any]) -> Any:
-        with contextlib.suppress(AttributeError, LookupError):  # another function, at a later call
-            return getattr(source(args), name)[place]
+        with contextlib.suppress(AttributeError, LookupError, TypeError):  # another one, later
+            return functools.reduce(operator.getitem, place, getattr(source(args), name))
 
-    return Static(value, (*made.key, name, place), read)
+    return Static(value, (*made.key, name, *place), read)
 
 
 # What is called otherwise than by a method that is written in Python.
@@ -196,14 +197,16 @@ def _own_call(target: Any) -> types.FunctionType | None:
     return called if isinstance(called, types.FunctionType) else None
 
 
-def _owner(cx: Lowering, function: ast.expr, method: types.MethodType) -> Static:
+def _owner(
+    cx: Lowering, function: ast.expr, method: types.MethodType, origin: Static
+) -> Static:  # fmt: skip
     """The object whose method is called, known by where it was found: its tensors are arguments
     that the loop may have already."""
     if isinstance(function, ast.Attribute) and dotted(function):
         found = cx.expression(function.value)
         if type(found) is Static and found.value is method.__self__:
             return found
-    return Static(method.__self__)
+    return _held(origin, "__self__") if origin.value is method else Static(method.__self__)
 
 
 def _inlined(
@@ -223,25 +226,25 @@ def _inlined(
             help=f"run the Python itself: WEFT_INTERPRET=1, or {cx.source.name}.interpret(...)",
         )  # fmt: skip
     named: dict[str, Operand] = {}
+    origin = function
     while isinstance(target, functools.partial):
         cx.guards.append(Guard(target, "keywords", target.keywords))
         receiver = [*(_held(function, "args", k) for k in range(len(target.args))), *receiver]
         named = {**{k: _held(function, "keywords", k) for k in target.keywords}, **named}
-        target = target.func
+        target, origin = target.func, _held(function, "func")
         name = names.canonical(target)
         if name in HANDLERS and name not in INLINED and not isinstance(target, functools.partial):
-            text = ast.unparse(node.func)
             given = [*receiver, *arguments], named | keywords(cx, node)
-            return HANDLERS[name](
-                cx, node, signatures.bind(signatures.FUNCTIONS[name], text, *given, span)
-            )
+            takes = signatures.FUNCTIONS[name]
+            bound = signatures.bind(takes, ast.unparse(node.func), *given, span)
+            return HANDLERS[name](cx, node, bound)
         target = function_table.stands_for(target)
     if (called := _own_call(target)) is not None:
         cx.guards.append(Guard(type(target), "__call__", called))
         receiver = [Static(target, function.key, function.read), *receiver]
         target = called
     if isinstance(target, types.MethodType):
-        receiver = [_owner(cx, node.func, target), *receiver]
+        receiver = [_owner(cx, node.func, target, origin), *receiver]
         target = target.__func__
     while adds_nothing(target):
         wrapped = inspect.getattr_static(target, "__wrapped__")
@@ -280,11 +283,12 @@ def _inlined(
                 value = Static(Keywords(value))
             values[parameter.name] = value
         elif parameter.default is not inspect.Parameter.empty:
-            values[parameter.name] = Static(parameter.default)
+            values[parameter.name] = default_of(origin, parameter.name, parameter.default)
         else:
             rest = parameter.kind is inspect.Parameter.VAR_KEYWORD
             values[parameter.name] = Static(Keywords()) if rest else Tup([])
-    return inline(cx, target, values, _places(signature, node, len(receiver)), node)
+    places = _places(signature, node, len(receiver))
+    return inline(cx, target, values, places, node, origin if origin.value is target else None)
 
 
 def _places(signature: inspect.Signature, node: ast.Call, before: int) -> dict[str, ast.expr]:

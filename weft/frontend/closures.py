@@ -49,7 +49,7 @@ def call(
     site = (tree, span.line, span.column, span.end_line, span.end_column, outer.turns)
     bound = {*values, *(n for s in body for n in bound_names(s))}
     around = objects.around(cx, function, bound, span)
-    cx.frame = Frame(function.frame.source, (*outer.path, site), caller=outer)
+    cx.frame = Frame(function.frame.source, (*outer.path, site), caller=outer, cells=outer.cells)
     own = set(values) | set(assigned(body))
     outside = function.frame.arguments
     cx.frame.arguments = {k: v for k, v in outside.items() if k.partition(".")[0] not in own}

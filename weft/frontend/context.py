@@ -31,6 +31,7 @@ from weft.frontend.kinds import (
     Tensor,
     Tup,
     TupKind,
+    Varying,
     Vec,
     VecKind,
     article,
@@ -136,7 +137,7 @@ class Lowering:
         if not found.key:  # guards hold the object that it was found in
             found = Static(found.value, ("object", id(found.value)), lambda _: found.value)
         for arg in self.region.args:
-            if key_of(self, arg) == found.key:
+            if key_of(self, arg) == found.key and not _is_none(self.operands[arg.name]):
                 return self.operands[arg.name]
         raise TensorReached(name, found)
 
@@ -344,6 +345,11 @@ class Lowering:
             return Tup(items, kind.names, kind.struct, kind.objects)
         assert isinstance(kind, OpaqueKind)
         return kind.operand
+
+
+def _is_none(x: object) -> bool:
+    """Whether ``x`` is known to be None."""
+    return isinstance(x, Static) and not isinstance(x, Varying) and x.value is None
 
 
 def key_of(cx: Lowering, arg: RegionArg) -> tuple[Any, ...]:

@@ -47,9 +47,10 @@ MOST_LEVELS = 32  # of a function that calls itself
 
 def inline(
     cx: Lowering, function: Any, arguments: dict[str, Operand], places: dict[str, ast.expr],
-    node: ast.Call,
+    node: ast.Call, origin: Static | None = None,
 ) -> Operand:  # fmt: skip
-    """The value of a call. ``places``: what was written for each parameter, where that is known."""
+    """The value of a call. ``places``: what was written for each parameter, where that is known;
+    ``origin``: the function, where an argument is or holds it."""
     span = cx.span(node)
     source = cx.sources.get(function)
     if source is None:
@@ -62,7 +63,7 @@ def inline(
     limit_calls(cx, function, source.name, span)
     hints = annotations_of(function)
     body = desugar_function(source.tree.body, valued=node is not cx.discarded)
-    cx.frame = Frame(source, (*outer.path, site), caller=outer)
+    cx.frame = Frame(source, (*outer.path, site), caller=outer, origin=origin, cells=outer.cells)
     cx.frame.called_at = outer.called_at or (span if _is_own(function) else None)
     note_counts(cx.frame, body)
     cx.frame.stored = stored_lists(source.tree)

@@ -73,7 +73,7 @@ from weft.frontend.kinds import (
 from weft.frontend.names import bound_names, stored_lists
 from weft.frontend.room import Rooms
 from weft.frontend.scalars import Scalars
-from weft.frontend.scope import Frame, Guard, note_counts
+from weft.frontend.scope import Frame, Guard, cells_of, note_counts
 from weft.frontend.specs import CAPTURED_BITS, ConstSpec, ScalarSpec, Spec, TensorSpec, TupleSpec
 from weft.frontend.split import Region
 from weft.ir import types as ir
@@ -177,6 +177,7 @@ def _run(cx: Lowering) -> Lowered:
     cx.scalars = Scalars(cx.builder, own_float)
     cx.scalars.conversions.of_whole = functools.partial(uncallable.host_loop, cx)
     cx.frame = Frame(cx.source, ())
+    cx.frame.cells |= cells_of(cx.source.function)
     values = iter(function.args)
     for k, (name, spec) in enumerate(cx.specs.items()):
         operand = argument(cx, name, spec, values)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import builtins
+import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import field
-from types import ModuleType
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from weft.source import FunctionSource, Span, children, subtree
 from weft.values import mutable
 
 ABSENT: Any = object()  # what a guard reads where there is nothing
+OF = "()"  # in a ``Static.key``: what follows is a variable from around a function, or a default
 
 
 @mutable
@@ -115,6 +117,8 @@ class Frame:
     in_part: bool = False  # of a statement, which may not run or run several times: see ``inline``
     read: list[Operand] = field(default_factory=list)  # by the expression that statements stand for
     called_at: Span | None = None  # the user's call that led to a function of weft's own
+    origin: Static | None = None  # the function that is lowered, where an argument is or holds it
+    cells: dict[int, Static] = field(default_factory=dict)  # of closures, as they were found first
 
     def check_assigned(self, node: ast.Name) -> None:
         """Refuses to read a name that a part of an expression assigns, which may be skipped."""
@@ -146,10 +150,10 @@ class Frame:
         code = function.__code__
         if function.__closure__ and name in code.co_freevars:
             cell = function.__closure__[code.co_freevars.index(name)]
-            value = cell.cell_contents
-            if not isinstance(value, torch.Tensor):  # which is an argument, read at each call
-                guards.append(Guard(cell, "cell_contents", value, where=("cell", id(cell))))
-            return Static(value, ("cell", id(cell)), lambda _: cell.cell_contents)
+            found = self.cells.setdefault(id(cell), _in_cell(cell, name, self.origin))
+            if not isinstance(found.value, torch.Tensor):  # an argument, which each call reads
+                guards.append(Guard(cell, "cell_contents", found.value, where=("cell", id(cell))))
+            return Static(found.value, found.key, found.read)
         scope = function.__globals__
         if name in scope:
             value, where = scope[name], ("global", id(scope), name)
@@ -165,6 +169,50 @@ class Frame:
             f"the name `{name}` is not known", span,
             help="a kernel sees its parameters, its own variables, and the names of its module",
         )  # fmt: skip
+
+
+def cells_of(function: Any) -> dict[int, Static]:
+    """What the kernel ``function`` has in its own closure, which its host part passes."""
+    cells = [c for c in function.__closure__ or () if _contents(c) is not ABSENT]
+    return {id(cell): _in_cell(cell, "", None) for cell in cells}
+
+
+def _contents(cell: CellType) -> Any:
+    return Guard(cell, "cell_contents", None).read()
+
+
+def _in_cell(cell: CellType, name: str, origin: Static | None) -> Static:
+    """What is in ``cell``. A function that is an argument is another one at the next call, perhaps:
+    its cell is looked for in that."""
+    value, source = cell.cell_contents, origin.read if origin else None
+    if origin is None or source is None or type(value) in (int, float):
+        return Static(value, ("cell", id(cell)), lambda _: cell.cell_contents)
+    return Static(value, (*origin.key, OF, name), lambda args: _enclosed(source(args), name))
+
+
+def _enclosed(function: Any, name: str) -> Any:
+    """The variable ``name`` in the closure of ``function``; None where there is none."""
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    if name not in names:
+        return None
+    return _contents(function.__closure__[names.index(name)])
+
+
+def default_of(origin: Static, parameter: str, value: Any) -> Static:
+    """The default ``value`` of a parameter of ``origin``, known by where it stands if it is that of
+    an argument."""
+    source = origin.read
+    if source is None or not isinstance(value, torch.Tensor):
+        return Static(value)
+
+    def read(args: Sequence[Any]) -> Any:
+        function = source(args)
+        if not isinstance(function, FunctionType):
+            return None
+        found = inspect.signature(function).parameters.get(parameter)
+        return found and found.default
+
+    return Static(value, (*origin.key, OF, parameter), read)
 
 
 # The attribute of a call that holds the names of the caller's that the called function assigns, and

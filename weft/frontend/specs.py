@@ -102,8 +102,11 @@ class ConstSpec:
         return f"ConstSpec({self.value!r})"
 
     def __str__(self) -> str:
-        name = getattr(self.value, "__qualname__", None) if callable(self.value) else None
-        return f"={name or repr(self.value)}"
+        value = self.value
+        if isinstance(value, functools.partial):  # the text of a tensor whose data is freed crashes
+            return f"=partial({ConstSpec(value.func)})".replace("(=", "(")
+        name = getattr(value, "__qualname__", None) if callable(value) else None
+        return f"={name or repr(value)}"
 
 
 Spec = TensorSpec | ScalarSpec | TupleSpec | ConstSpec

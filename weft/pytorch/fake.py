@@ -18,6 +18,7 @@ from torch._guards import TracingContext
 from weft.errors import CompileError, KernelValueError, warn
 from weft.frontend.lower import Lowered, lower
 from weft.frontend.parameters import element_shape
+from weft.frontend.scope import OF
 from weft.frontend.specs import Spec, TensorSpec
 from weft.frontend.split import RegionArg
 from weft.ir.writes import written
@@ -75,7 +76,8 @@ def _launcher(launcher: Launcher, source: FunctionSource, operator: bool) -> Cal
         for arg, value in zip(region.args, args, strict=True):
             if operator and arg.captured and _is_changed(value):
                 raise changed_error(arg.name, region.span)
-            if arg.name in names and operator and arg.captured and arg.key[:1] != ("arg",):
+            ours = arg.key[:1] == ("arg",) and OF not in arg.key
+            if arg.name in names and operator and arg.captured and not ours:
                 raise hidden_write(arg.name, region.span)
             if arg.name in names:
                 _count(value)

@@ -28,7 +28,6 @@ from weft.errors import (
     KernelValueError,
     warn,
 )
-from weft.frontend.kinds import RegionChanged
 from weft.frontend.specs import Spec, TensorSpec
 from weft.frontend.split import HostPart, Parts, Region
 from weft.ir.core import Function
@@ -220,17 +219,16 @@ class Launcher:
             return self._with_backing(args)
         if not self.options.on and any(isinstance(v, Housed) for v in args):
             return self.current(*on_host(args))
-        while True:
-            try:
-                with self.lock:  # another thread may find that there are more arguments
-                    args = self.forms.extended(args)
-                    if any(isinstance(v, torch.Tensor) and v.is_meta for v in args):
-                        return self.on_meta(args)
-                    with rarely_collected:  # from the first to the last of what compiles
-                        code, plan, values = self._planned(args)
-                return code.run(plan, *values)
-            except RegionChanged as change:
-                self.forms.change(change)
+        return self.forms.retried(args, self._launched)
+
+    def _launched(self, args: tuple[Any, ...]) -> Any:
+        with self.lock:  # another thread may find that there are more arguments
+            args = self.forms.extended(args)
+            if any(isinstance(v, torch.Tensor) and v.is_meta for v in args):
+                return self.on_meta(args)
+            with rarely_collected:  # from the first to the last of what compiles
+                code, plan, values = self._planned(args)
+        return code.run(plan, *values)
 
     def other(self, key: Parts) -> Self:
         """What launches the loop where the arguments at these places are pairs of floats, or where

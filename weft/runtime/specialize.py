@@ -20,6 +20,7 @@ from weft.frontend.scope import Guard, TensorReached
 from weft.frontend.specs import CAPTURED_BITS, ScalarSpec, Spec, constant_key
 from weft.frontend.split import Region, RegionArg
 from weft.lang.field import Field
+from weft.lang.random import KEY
 from weft.options import Options
 from weft.runtime.backing import backed, is_backed
 from weft.runtime.build import CPU, LOWERED, Backend, Made, compile_region
@@ -116,6 +117,7 @@ class Forms:
         self._made = 0  # specialisations
         self._changes: Counter[str] = Counter()  # of specs from one to the next, by name
         self._last: dict[str, Spec] = {}
+        self.idle: set[Any] = set()  # keys of what earlier calls reached, and this one cannot have
 
     # --- arguments -------------------------------------------------------------------------------
     def specs(self, args: Sequence[Any]) -> dict[str, Spec]:
@@ -167,22 +169,28 @@ class Forms:
         """The host's arguments, and after them the tensors that called functions reach (``count``
         arguments in all; every one if it is None)."""
         for arg in self.region.args[len(args) : count]:
-            assert arg.read is not None
-            args = (*args, arg.read(args))
+            args = (*args, self.read(arg, args))
             if (reached := REACHED.get()) is not None:
                 reached(args[-1])
         return args
 
+    def read(self, arg: RegionArg, args: Sequence[Any]) -> Any:
+        """What a called function reaches: None where this call has something else there."""
+        assert arg.read is not None
+        value = None if arg.key in self.idle else arg.read(args)
+        return value if isinstance(value, torch.Tensor | int | float) else None
+
     def retried(self, args: tuple[Any, ...], call: Callable[[tuple[Any, ...]], T]) -> T:
         """``call`` of the arguments and what called functions reach, which it may have to find."""
+        asked: set[Any] = set()
         while True:
             try:
-                return call(self.extended(args))
+                return call(_judged(self, args, asked))
             except RegionChanged as change:
-                self.change(change)
+                asked.add(self.change(change))
 
-    def change(self, change: RegionChanged) -> None:
-        """What the frontend asks for before it can lower the region."""
+    def change(self, change: RegionChanged) -> Any:
+        """What the frontend asks for before it can lower the region. The key of what it reached."""
         with self.lock:
             if isinstance(change, NumberPinned):
                 names = [a.name for a in self.region.args if a.place in change.places]
@@ -196,6 +204,8 @@ class Forms:
             else:
                 assert isinstance(change, TensorReached)
                 self.reach(change.name, change.found)
+                return change.found.key
+        return None
 
     def _fix(self, places: frozenset[Any], known: bool = True) -> None:
         """The members of objects at these places are constants from now on, or no longer."""
@@ -211,6 +221,9 @@ class Forms:
         """Passes the tensor that a called function reaches, or a number that it captured and that
         changes, as one more argument."""
         with self.lock:
+            if found.key in self.idle:
+                self.idle.discard(found.key)
+                self.forget()
             if any(arg.key == found.key for arg in self.region.args):
                 return  # another thread was here
             while name in self.names:
@@ -320,6 +333,40 @@ class Forms:
             for key in list(self.compiled)[: len(self.compiled) - most + most // 8]:
                 del self.compiled[key]
             self.forget()
+
+
+def _judged(forms: Forms, args: tuple[Any, ...], asked: set[Any]) -> tuple[Any, ...]:
+    """The arguments, and after them what called functions reach: None in place of what an earlier
+    call asked for, this one not (``asked``, by key), and no loop can have."""
+    with forms.lock:
+        values = [*forms.extended(args)]
+        reached = [k for k, arg in enumerate(forms.region.args)
+                   if arg.read is not None and arg.key != KEY and not arg.pair]  # fmt: skip
+        given = (v for k, v in enumerate(values) if k not in reached)
+        first = next((v for v in given if isinstance(v, torch.Tensor)), None)
+        for k in reached:
+            arg = forms.region.args[k]
+            if values[k] is None or arg.key in forms.idle:
+                values[k] = forms.read(arg, values)
+            if arg.key not in asked and _is_refused(forms, arg, values[k], first):
+                forms.idle.add(arg.key)
+                values[k] = None
+        return tuple(values)
+
+
+def _is_refused(forms: Forms, arg: RegionArg, value: Any, first: torch.Tensor | None) -> bool:
+    """Whether a loop that has the tensor ``first`` cannot have ``value``, too."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    span = forms.region.span
+    try:
+        check_devices([(arg.name, v) for v in (first, value) if v is not None], span)
+        spec_of(arg, value, span)
+        if not value.is_meta:
+            check_memory(arg.name, value, span)
+    except CompileError:
+        return True
+    return False
 
 
 def holds(guards: Sequence[Any]) -> bool:

@@ -282,7 +282,8 @@ def test_operations_give_what_the_loops_do(compiled, tmp_path, device):
     if device == "cuda" and LACKS_DIVISION:
         values = {name: value for name, value in values.items() if "/ " not in value}
     made = [getattr(module, f"k_{name}") for name in values]
-    special = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 0.5, 2.5, 1e-3, 1e10, -7.25]
+    special = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 0.5, 2.5, 1e-3, 1e10, -7.25,
+               3e38, -1e30, 1e-10, 1e-38, 1e-40, -1e-45]  # fmt: skip
     few = torch.tensor(special)
     x = torch.cat([few.repeat_interleave(len(few)), 3 * torch.randn(61)]).to(device)
     y = torch.cat([few.repeat(len(few)), 3 * torch.randn(61)]).to(device)
@@ -294,6 +295,36 @@ def test_operations_give_what_the_loops_do(compiled, tmp_path, device):
         assert torch.equal(~found.isnan(), number), name
         bits = (found.view(torch.int32) - expected.view(torch.int32)).abs()[number]
         assert bits.max() <= (name in NEARLY) * (1 if device == "cpu" else 4), name
+
+
+REMAINDERS = {"mod": "a % b", "quotient": "a // b", "both": "sum(divmod(a, b))",
+              "fmod": "torch.fmod(a, b)", "remainder": "torch.remainder(a, b)"}  # fmt: skip
+
+
+@on_devices
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_remainders_are_exact_however_large_the_quotient(compiled, tmp_path, dtype, device):
+    texts = [TEXT.format(name=f"k_{name}", value=value) for name, value in REMAINDERS.items()]
+    module = module_of("import torch\nimport weft\n" + "".join(texts), tmp_path)
+    made = [getattr(module, f"k_{name}") for name in REMAINDERS]
+    info = torch.finfo(dtype)
+    least = info.tiny * info.eps
+    few = [0.0, 1.0, 7.0, 1e-10, 1e30, 1e-3, info.max, info.tiny, least, 3 * least, math.inf]
+    special = torch.tensor([*few, *(-v for v in few), math.nan], dtype=dtype, device=device)
+    x, y = special.repeat_interleave(len(special)), special.repeat(len(special))
+    out, code = compiled(lambda x, y: [kernel(x, y) * 1 for kernel in made], x, y)
+    divides = sum("//" in text or "divmod" in text for text in REMAINDERS.values())
+    stay = len(made) if device == "cpu" and dtype is torch.float64 else 0
+    if device == "cpu" and dtype is torch.bfloat16 and not ROUNDS:
+        stay = len(made)
+    if device == "cuda" and LACKS_DIVISION:
+        stay = divides
+    assert calls(code) == stay
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+    for name, kernel, found in zip(REMAINDERS, made, out, strict=True):
+        expected = kernel(x, y)
+        same = (found.view(whole) == expected.view(whole)) | (found.isnan() & expected.isnan())
+        assert same.all(), name
 
 
 def test_a_subscript_out_of_range_is_an_error_and_no_number(compiled):

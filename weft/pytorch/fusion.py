@@ -44,7 +44,7 @@ from weft.passes.relax_atomics import relax_atomics
 from weft.passes.run import run
 from weft.passes.simplify import simplify
 from weft.passes.widen import widen
-from weft.pytorch.fusion_rules import OPAQUE, OPAQUE_ON_CPU, REDUCTIONS, RULES, torch_type
+from weft.pytorch.fusion_rules import OPAQUE, REDUCTIONS, RULES, is_lossy_on_cpu, torch_type
 from weft.values import frozen
 
 PASSES = (simplify, widen, cse, relax_atomics, lower_updates, promote, forward_stores,
@@ -489,7 +489,7 @@ class Body:
             return float(np.float32(found[0]))
         if op.name in OPAQUE:
             raise Opaque(OPAQUE[op.name])
-        if op.name in OPAQUE_ON_CPU and not self.of.facts.on_gpu:
+        if is_lossy_on_cpu(op) and not self.of.facts.on_gpu:
             raise Opaque(f"on a CPU Inductor's {op.name.partition('.')[2]} is less accurate")
         if op.name in self.of.facts.lacking:
             raise Opaque(f"this Inductor's {op.name} is less accurate")

@@ -64,6 +64,13 @@ def _cmpi(ops: Any, op: Op, a: Any, b: Any) -> Any:
     return getattr(ops, _CMPI[op.attrs["predicate"]])(a, b)
 
 
+def _fmod(ops: Any, op: Op, a: Any, b: Any) -> Any:
+    """By doubles, in which no quotient of floats overflows, and none is denormal: C++ gives NaN
+    there, Triton takes a denormal for 0."""
+    wide = (ops.to_dtype(x, torch.float64) for x in (a, b))
+    return ops.to_dtype(ops.fmod(*wide), torch_type(op.result.type))
+
+
 def _maximum(ops: Any, op: Op, a: Any, b: Any) -> Any:
     """Inductor's, which gives either of two zeros; their sum is -0.0 where both are."""
     zero = ops.constant(0.0, torch_type(op.result.type))
@@ -102,7 +109,7 @@ RULES: dict[str, Rule] = {
     "arith.subf": _named("sub"),
     "arith.mulf": _named("mul"),
     "arith.divf": _named("div_rn"),  # of ``fusion.py``: rounded correctly on each device
-    "arith.remf": _named("fmod"),
+    "arith.remf": _fmod,
     "arith.maximumf": _maximum,
     "arith.minimumf": _minimum,
     "arith.maxnumf": _skipping_nan(_maximum),
@@ -169,6 +176,13 @@ OPAQUE: dict[str, str] = {
 
 # Where Inductor's C++ has a function of its own that loses digits, and the sign of zero.
 OPAQUE_ON_CPU = frozenset({"math.expm1", "math.atanh", "math.erf"})
+
+
+def is_lossy_on_cpu(op: Op) -> bool:
+    """Whether Inductor's C++ computes it otherwise: remainders of doubles, too (see ``_fmod``)."""
+    doubles = op.name == "arith.remf" and op.result.scalar.bits == 64
+    return doubles or op.name in OPAQUE_ON_CPU
+
 
 # What ``fusion.py`` takes apart itself.
 STRUCTURE = frozenset({

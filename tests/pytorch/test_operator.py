@@ -557,6 +557,28 @@ def test_a_view_that_is_returned_is_copied_by_the_operator():
     assert [str(w.message) for w in caught if w.category is OverlapWarning] == [message]
 
 
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f, x: torch.vmap(f)(x[None]), lambda f, x: torch.func.vjp(f, x),
+        lambda f, x: torch.func.jvp(f, (x,), (x,)),
+        lambda f, x: torch.func.grad(lambda x: f(x)[0].sum())(x),
+    ],
+)  # fmt: skip
+def test_a_transform_says_that_a_view_is_copied(transform):
+    @weft.kernel
+    def squared(x):
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = x[i] * x[i]
+        return out, x[1:]
+
+    x = torch.ones(3)
+    assert squared(x)[1].data_ptr() == x[1:].data_ptr()
+    with pytest.warns(OverlapWarning, match="it returns memory of an argument"):
+        transform(squared, x)
+
+
 def test_a_captured_tensor_that_is_written_is_refused_as_an_operator():
     state = torch.zeros(3)
 

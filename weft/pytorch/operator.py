@@ -245,7 +245,8 @@ class OperatorForm:
                     pairs = zip(unwritten, before, strict=True)
                     changed = {k for k, version in pairs if version != _version(passed[k])}
                     self._check_written(passed_on, passed, changed)
-                return list_made(out, returned, passed, kernel, launchers is not None)
+                followed = recording or launchers is not None
+                return list_made(out, returned, passed, kernel, followed)
             except Exception as error:
                 shorten(error)
                 raise
@@ -434,12 +435,12 @@ def as_call(
 
 
 def list_made(
-    result: Any, returned: Returned, passed: tuple[Any, ...], kernel: KernelLike, traced: bool
+    result: Any, returned: Returned, passed: tuple[Any, ...], kernel: KernelLike, followed: bool
 ) -> Any:
     """The tensors among ``result`` that the kernel made, as the operator returns them.
 
     An operator must not return memory that it was given: views of arguments are copied, which is
-    said where a graph is ``traced``.
+    said where the kernel is ``followed``: for a graph, or by a transform.
     """
     if returned.made == 0:
         return None
@@ -464,7 +465,7 @@ def list_made(
             item = item.resolve_conj()
         if storage(item) in taken:
             item = item.clone()
-            if traced:
+            if followed:
                 warn(
                     OverlapWarning, "it returns memory of an argument, or one memory twice: as an "
                     "operator, a copy", kernel.span, "what is written to the copy does not reach "

@@ -35,6 +35,8 @@ def text_for(random: Random, nest: LoopNest) -> str:
         f"cooperate(({shared}), {pick((2, 8, 32, 64, 256))}, columns={pick((0, 0, 2, 8, 32))})",
         f"scan(({shared}), {pick((32, 64, 128))}, width={pick((1, 1, 2, 4))}, "
         f"turns={pick((1, 2, 4, 8))}, parts={pick((1, 1, 2, 3))})",
+        f"split_reduction(({shared}), {pick((32, 64))}, columns={pick((0, 0, 2, 8))}, "
+        f"parts={pick((0, 2, 3))})",
         f"privatize({pick(arrays)})",
         *([f"unroll(({shared}))"] if shared else []),
         *(f"prefetch({loop}, {pick((2, 3, 4, 8))})" for loop in random.sample(loops, bool(loops))),

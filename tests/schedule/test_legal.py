@@ -47,6 +47,24 @@ def running(x: torch.Tensor, out: torch.Tensor) -> None:
 
 
 @weft.kernel
+def scaled(x: torch.Tensor, out: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            out[i, j] = 2.0 * x[i, j]
+
+
+@weft.kernel
+def cumulated(x: torch.Tensor, out: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        s = 0.0
+        for j in range(x.shape[1]):
+            s += x[i, j]
+            out[i, j] = s
+        for j in range(x.shape[1]):
+            out[i, j] += x[i, j]
+
+
+@weft.kernel
 def counted(x: torch.Tensor, h: torch.Tensor) -> None:
     for i in range(x.shape[0]):
         h[x[i]] += 1
@@ -101,6 +119,8 @@ TOTAL = (gallery.total, meta(9))
 MATMUL = (gallery.matmul, meta(9, 9), meta(9, 9))
 WALL = (brick_wall.brick_wall, meta(6, 8, dtype=torch.int32), 20, 28, 2, 1, 5)
 RUNNING = (running, meta(5, 6), meta(5, 6))
+SCALED = (scaled, meta(5, 6), meta(5, 6))
+CUMULATED = (cumulated, meta(5, 6), meta(5, 6))
 COUNTED = (counted, meta(9, dtype=torch.int64), meta(9, dtype=torch.int32))
 
 CONV_LOOP = "for b, c, t in weft.ndrange(B, C, T):"
@@ -206,6 +226,18 @@ REFUSED: list[tuple[tuple[Any, ...], str, str, str, str]] = [
     ((nested, meta(3, 4, 5), meta(3, 4)), "split_reduction((n), 64)", "for n in range(x.shape[1]):",
      "blocks share loops that are in no other loop or branch, of iterations that do not read what "
      "they write", "loops: `j`, `k`, `m`, `n`"),
+    (SCALED, "split_reduction((j), 32, parts=2)", "for j in range(x.shape[1]):",
+     "the loops carry nothing that a further launch would combine", "write cooperate((j), 32)"),
+    (CONV, "cooperate((u), 64); split_reduction((u), 32)", CONV_LOOP,
+     "it does not go with `split_reduction((u), 32)`", "leave one of them out"),
+    (CONV, "split_reduction((), 32); cooperate((u), 64)", CONV_LOOP,
+     "it does not go with `cooperate((u), 64)`", "leave one of them out"),
+    (CONV, "split_reduction((u), 32); strip_mine(1, 2)", CONV_LOOP,
+     "it does not go with `split_reduction((u), 32)`", "leave one of them out"),
+    (CUMULATED, "scan((j), 64); cooperate((j), 32)", AXPY_LOOP,
+     "it does not go with `cooperate((j), 32)`", "leave one of them out"),
+    (CUMULATED, "cooperate((j_), 32); scan((j), 64, parts=2)", AXPY_LOOP,
+     "it does not go with `scan((j), 64, parts=2)`", "leave one of them out"),
     (RUNNING, "cooperate((j), 32)", "for j in range(1, x.shape[1]):",
      "`s` is carried along `j` by no associative combination", "loops: `j`, `j_`"),
     (RUNNING, "cooperate((j_), 32)", "for j in range(1, x.shape[1]):",

@@ -214,7 +214,13 @@ def _cooperate(nest: LoopNest, step: Cooperate, schedule: Schedule) -> Refusal |
     if isinstance(found, str):
         spans = [nest.serial[name].span for name in step.loops[:1]]
         return Refusal(found, spans[0] if spans else None, f"loops: {listed(nest.serial)}")
-    return None
+    if split and not any(found.loops.values()):
+        names = ", ".join(name for name, op in nest.serial.items() if op in found.loops)
+        return Refusal(
+            "the loops carry nothing that a further launch would combine",
+            next(iter(found.loops)).span, f"write cooperate(({names}), {threads})",
+        )  # fmt: skip
+    return beside(step, tuple(s for s in schedule if s != step), Cooperate)
 
 
 def _scan(nest: LoopNest, step: Scan, schedule: Schedule) -> Refusal | None:
@@ -254,7 +260,7 @@ def _by_row(nest: LoopNest, step: KeepRow | StripMine, schedule: Schedule) -> Re
     if together is None:
         return Refusal("no threads share loops", None, "write cooperate(..., threads) as well")
     other = KeepRow if isinstance(step, StripMine) else StripMine
-    if (found := beside(step, schedule, other)) is not None:
+    if (found := beside(step, schedule, other, SplitReduction)) is not None:
         return found
     if width < 1 or width & (width - 1) or width > 16 or not 1 <= step.vectors <= 64:
         return Refusal("a vector has 1, 2, 4, 8 or 16 elements, and a thread 1 to 64 vectors")

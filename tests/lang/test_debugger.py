@@ -161,7 +161,9 @@ def test_a_parameter_of_that_name_is_the_kernels() -> None:
                                    torch.int8, torch.bool])  # fmt: skip
 def test_numbers_are_written_as_short_as_they_can_be(dtype: torch.dtype) -> None:
     values = torch.tensor([0.1, 1 / 3, -1e-5, 3e4, 0.0, float("inf"), float("nan"), 7]).to(dtype)
-    watched = Watch().watched(values)
+    watch = Watch()
+    watched = watch.watched(values)
+    watch.active = True  # in a loop
     for k, value in enumerate(values):
         scalar = watched[k]
         shown = eval(repr(scalar), {"inf": torch.inf, "nan": torch.nan})

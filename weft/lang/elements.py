@@ -90,6 +90,18 @@ class Elementwise:
         return self.map(operator.invert)
 
 
+def subscripts(index: Any) -> tuple[Any, ...]:
+    """The subscripts of ``x[index]`` as a flat tuple; an index vector stands for its elements."""
+    if isinstance(index, Elementwise):
+        return tuple(index.entries())
+    if not isinstance(index, tuple):
+        return (index,)
+    flat: list[Any] = []
+    for part in index:
+        flat.extend(part.entries() if isinstance(part, Elementwise) else (part,))
+    return tuple(flat)
+
+
 def needs(condition: bool, message: str) -> None:
     """Raises ``KernelTypeError`` with ``message`` where ``condition``, which is known when a kernel
     is compiled, does not hold. Of functions that are written in the language."""
@@ -172,12 +184,19 @@ def mapped(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
         return function(value)
     if isinstance(value, tuple) and not isinstance(value, Elementwise | torch.Size):
         items = [mapped(item, function) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        return rebuilt(value, items)
     if type(value) is list:
         return [mapped(item, function) for item in value]
     if type(value) is dict:
         return {key: mapped(item, function) for key, item in value.items()}
     return value
+
+
+def rebuilt(value: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
+    """``value`` with other items, whose names stay: those of a named tuple, or torch's."""
+    if hasattr(type(value), "n_sequence_fields"):  # what ``x.sort()`` gives
+        return type(value)(items)
+    return tuple.__new__(type(value), items) if hasattr(value, "_fields") else tuple(items)
 
 
 def leaves(values: Iterable[Any]) -> list[Any]:

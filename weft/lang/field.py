@@ -34,20 +34,8 @@ from weft.lang.dtypes import (
     tensor_of,
     to_numpy,
 )
-from weft.lang.elements import Elementwise, from_statement
+from weft.lang.elements import Elementwise, from_statement, subscripts
 from weft.values import frozen
-
-
-def subscripts(index: Any) -> tuple[Any, ...]:
-    """The subscripts of ``x[index]`` as a flat tuple; an index vector stands for its elements."""
-    if isinstance(index, Elementwise):
-        return tuple(index.entries())
-    if not isinstance(index, tuple):
-        return (index,)
-    flat: list[Any] = []
-    for part in index:
-        flat.extend(part.entries() if isinstance(part, Elementwise) else (part,))
-    return tuple(flat)
 
 
 def is_number(part: Any) -> bool:
@@ -96,6 +84,7 @@ class Array(torch.Tensor):
     element: Any = None  # the VectorType or MatrixType of a field of these, or a Placed
     row: bool = False  # a part of a tensor, or computed in a loop: iterates over its elements
     followed: bool = True  # by autograd, as any tensor is, from the first store on
+    by_value: bool = True  # not so only where a torch tensor is interpreted
 
     def __getitem__(self, index: Any) -> Any:
         return self._get(self._parts(index))
@@ -538,6 +527,8 @@ def field(
         element = Placed(element, checked_offset(offset, lattice))
     extents = lattice + (element.shape if element is not None else ())
     made = torch.zeros(extents, dtype=kind.torch, device=device or Field.defaults.device)
+    watched: Any = made if isinstance(made, Field) else None  # by who interprets a kernel
+    made = made if watched is None else watched.plain
     if type(made) is not torch.Tensor:  # where PyTorch follows shapes alone
         if element is None and not needs_grad and not needs_dual:
             return cast(Field, made)
@@ -555,7 +546,7 @@ def field(
         raise KernelTypeError(f"a field of {kind!r} has no dual", help="make one of weft.f32")
     result.needs_dual = needs_dual
     result.announce()
-    return result
+    return result if watched is None else watched.watch.wrap(result)
 
 
 def checked_offset(offset: int | Sequence[int], extents: tuple[int, ...]) -> tuple[int, ...]:
@@ -594,6 +585,8 @@ def zeros(shape: int | Sequence[int], dtype: Any = f32, most: int | None = None)
 
         return Bounded([kind(0)] * extents[0], kind, most)
     made = torch.zeros(extents, dtype=kind.torch, device="cpu")  # which vmap has to see
+    if isinstance(made, Array):  # by who interprets a kernel
+        made.by_value = True
     if type(made) is not torch.Tensor:  # where PyTorch follows shapes alone
         return made
     with quietly():

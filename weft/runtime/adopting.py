@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,12 @@ from weft.runtime.places import here
 from weft.runtime.watched_rows import note
 
 _NUMBERS = {Scalar, Weak, int, float, bool}
+_AUGMENTED = {  # as torch calls them
+    "add_": operator.add, "sub_": operator.sub, "mul_": operator.mul, "div_": operator.truediv,
+    "floor_divide_": operator.floordiv, "remainder_": operator.mod, "pow_": operator.pow,
+    "__iand__": operator.and_, "__ior__": operator.or_, "__ixor__": operator.xor,
+    "__ilshift__": operator.lshift, "__irshift__": operator.rshift,
+}  # fmt: skip
 _SUBSCRIPTION = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 
 
@@ -50,6 +57,9 @@ class Adopting(TorchFunctionMode):
             if func is torch.Tensor.__getitem__:
                 return watched.read(args[1], here(1))
             return watched.assign(args[1], args[2], here(1))
+        if self.watch.active and self._is_own_number(func, args):
+            own: Any = args[0]
+            return _AUGMENTED[func.__name__](own.number(), args[1])
         if self.watch.active:
             parts = [t for t in leaves((*args, *kwargs.values())) if self._is_part(t)]
             note(func, parts, args[0] if args else None, lambda: here(3, "torch"))
@@ -62,4 +72,10 @@ class Adopting(TorchFunctionMode):
 
     def _is_part(self, value: Any) -> bool:
         """Whether ``value`` has elements that are watched."""
-        return isinstance(value, self.watched) and bool(value.extents)
+        return isinstance(value, self.watched)
+
+    def _is_own_number(self, func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+        """Whether this is ``s += v`` of what the kernel has made, a number in a loop."""
+        if len(args) != 2 or getattr(func, "__name__", "") not in _AUGMENTED:
+            return False
+        return self._is_part(args[0]) and args[0].own and not args[0].extents

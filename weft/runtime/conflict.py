@@ -39,6 +39,8 @@ def race(
     (kind, one, where), (other_kind, two, other_where) = first, second
     span = other_where if other_kind != READ else where
     element = f"`{subject(own)}[{', '.join(map(str, position))}]`"
+    if not position and subscript(own) is None:
+        element = "a tensor of no dimensions"
     if kind == other_kind:
         what = f"iterations {one} and {two} both write {element}"
     else:

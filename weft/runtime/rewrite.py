@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from weft.frontend.callees import mentions
-from weft.frontend.hints import ITERATION
+from weft.frontend.hints import EITHER, ITERATION
 from weft.frontend.names import Reads, Scope, dotted
 from weft.lang.dtypes import DType
 from weft.lang.elements import Elementwise
@@ -56,6 +56,13 @@ class _Instrument(ast.NodeTransformer):
         said = [ast.Constant(draws), *([] if inner else [ast.Constant(chains)])]
         said = [ast.copy_location(constant, node.iter) for constant in said]
         node.iter = _call(INNER if inner else LOOP, node.iter, node.iter, *said)
+        return node
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        """Of a loop over elements that may be compiled, Python's own form."""
+        if hasattr(node, EITHER):
+            node.test, node.orelse = ast.copy_location(ast.Constant(True), node), []
+        self.generic_visit(node)
         return node
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:

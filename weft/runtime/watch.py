@@ -13,11 +13,11 @@ known at the end of its iteration (it may be half of ``x[i] += v``): a race is r
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import operator
 import sys
 import types
+import weakref
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,12 +30,12 @@ from weft.errors import KernelIndexError, KernelTypeError, KernelValueError
 from weft.frontend import parameters as declared
 from weft.frontend.accumulations import atomics
 from weft.frontend.names import Scope
-from weft.lang.dtypes import DType, Scalar, computing, from_torch, quietly, read, stored
-from weft.lang.elements import Elementwise, mapped
-from weft.lang.field import Array, Field, indices, is_number, subscripts
+from weft.lang.dtypes import Scalar, computing, quietly, read, stored
+from weft.lang.elements import Elementwise, subscripts
+from weft.lang.field import Array, Field, indices, is_number
 from weft.lang.loops import Grouped, NDRange, Serial, is_func
+from weft.lang.numbers import copied
 from weft.lang.random import drawing
-from weft.lang.vectors import MatrixType, VectorType
 from weft.runtime import places
 from weft.runtime.adopting import Adopting
 from weft.runtime.conflict import READ, UPDATES, WRITE, may_meet, race, subject
@@ -43,9 +43,10 @@ from weft.runtime.debugger import Debugger, is_asked_for
 from weft.runtime.draws import Draws
 from weft.runtime.overlap import address_of
 from weft.runtime.places import Access, Place, here, literal_axes, outside
-from weft.runtime.rewrite import CAST, INNER, LATE, LOOP, SETTLED, cast, instrument
-from weft.runtime.signature import check_argument, value_spec
+from weft.runtime.rewrite import CAST, COPY, INNER, LATE, LOOP, SETTLED, cast, instrument
+from weft.runtime.signature import value_spec
 from weft.runtime.untaken import Untaken
+from weft.runtime.watched_arguments import bound_arguments, exchanged
 from weft.runtime.watched_rows import inside, touch
 from weft.runtime.wide import reads_f64
 from weft.settings import deep
@@ -75,6 +76,8 @@ class Watch:
     before: dict[int, dict[str, Access]] = field(default_factory=dict)
     reads: Counter[int] = field(default_factory=Counter)
     wrapped: dict[int, Watched] = field(default_factory=dict)
+    made: list[weakref.ref[Watched]] = field(default_factory=list)  # outside of loops
+    collections: set[int] = field(default_factory=set)  # arguments whose items are watched
     callees: dict[types.FunctionType, Callable[..., Any]] = field(default_factory=dict)
     untaken: Untaken = field(default_factory=Untaken)
 
@@ -143,8 +146,8 @@ class Watch:
     def hidden(self) -> dict[str, Any]:
         """What takes part in a kernel's function by a name of its own."""
         stop = {"breakpoint": self.debugger.stop} if is_asked_for() else {}
-        own = {LOOP: self.loop, INNER: self.ordered, CAST: cast, LATE: self.late,
-               SETTLED: self.settled}  # fmt: skip
+        own = {LOOP: self.loop, INNER: self.ordered, CAST: cast, COPY: self.assigned,
+               LATE: self.late, SETTLED: self.settled}  # fmt: skip
         return {**own, **self.untaken.hidden, **stop}
 
     def _announced(self, iterable: Iterable[Any], draw: Callable[[Any], None]) -> Iterator[Any]:
@@ -204,27 +207,35 @@ class Watch:
         made.row = True
         return made
 
-    def watched(self, tensor: torch.Tensor) -> Watched:
+    def watched(self, tensor: torch.Tensor, own: bool = True) -> Watched:
         """``tensor``'s memory as a Watched tensor."""
         with quietly():
             plain = tensor.as_subclass(torch.Tensor)
             result = plain.as_subclass(Watched)
+            if not self.active:
+                self.made.append(weakref.ref(result))
             result.watch, result.plain, result.original = self, plain, tensor
             result.extents, result.steps = tuple(plain.size()), plain.stride()
             result.start, result.width = address_of(plain), plain.element_size()
             result.element = getattr(tensor, "element", None)
+            result.by_value, result.own = isinstance(tensor, Array), own
         return result
+
+    def assigned(self, value: Any) -> Any:
+        """What an assignment gives a name: in a loop, of a tensor of no dimensions its number."""
+        whole = self.active and isinstance(value, Watched) and not value.extents
+        return value.number() if whole else copied(value)
 
     def wrap(self, value: Any) -> Any:
         """Tensors in ``value`` (also inside tuples, lists and dicts) as watched ones."""
-        return mapped(value, self._wrap_tensor)
+        return exchanged(value, self._wrap_tensor, self.collections)
 
     def _wrap_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, Watched | Scalar):
             return tensor
         # Of one tensor always the same: `x is y` stays true. `original` keeps the id its own.
         if id(tensor) not in self.wrapped:
-            self.wrapped[id(tensor)] = self.watched(tensor)
+            self.wrapped[id(tensor)] = self.watched(tensor, own=False)
         return self.wrapped[id(tensor)]
 
     def wrap_constant(self, value: Any) -> Any:
@@ -258,7 +269,15 @@ class Watch:
 
     def unwrap(self, value: Any) -> Any:
         """The plain tensors, sharing memory; an argument comes back as itself."""
-        return mapped(value, _unwrap_tensor)
+        return exchanged(value, _unwrap_tensor, set())
+
+    def end(self) -> None:
+        """What the kernel has stored somewhere is plain from now on."""
+        for made in self.made:
+            tensor: Any = made()
+            if tensor is not None:
+                tensor.__dict__.clear()
+                tensor.__class__ = torch.Tensor
 
 
 def _unwrap_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -280,6 +299,7 @@ class Watched(Field):
     start: int
     width: int
     clamped: bool = False  # subscripts are moved into the range
+    own: bool = True  # made by the kernel: in a loop, `s += v` gives a number of its own
 
     shape: Any = property(lambda self: self.original.shape)
 
@@ -298,7 +318,11 @@ class Watched(Field):
     def assign(self, index: Any, value: Any, place: Place) -> None:
         """``self[index] = value``, at ``place``."""
         parts = self._parts(index)
-        if not all(map(is_number, parts)):
+        if self.is_plain():
+            if all(map(is_number, parts)):
+                self._of_host(parts, place)  # which says what is wrong
+            self._set_plain(parts, value)
+        elif not all(map(is_number, parts)):
             self._assign_row(parts, value, place)
         elif self._names_vector(parts) and isinstance(value, Elementwise):
             inner = itertools.product(*map(range, self.element.shape))
@@ -349,9 +373,26 @@ class Watched(Field):
     def present(self, position: tuple[int, ...], before: Scalar) -> Scalar:
         return self._element(position) if self.watch.updating else before
 
+    def number(self) -> Scalar:
+        """What a tensor of no dimensions is to an iteration."""
+        self.watch.touch(self.start, READ, (), here(1, "weft"))
+        with quietly():
+            return read(self.plain.clone()).as_subclass(Scalar)
+
+    def is_plain(self) -> bool:
+        """Whether this is torch's tensor as any, whose elements are views: in the host part."""
+        return not self.watch.active and not self.by_value
+
+    def _shown(self) -> torch.Tensor:
+        """What is printed: in a loop, of a tensor of no dimensions its number."""
+        return self.plain if self.extents or not self.watch.active else self.number()
+
     def __repr__(self) -> str:  # type: ignore[override]
         with quietly():
-            return repr(self.plain)
+            return repr(self._shown())
+
+    def __format__(self, format_spec: str) -> str:
+        return format(self._shown(), format_spec)
 
     def _update_plain(
         self, position: tuple[int, ...], function: Callable[[Any], Any], place: Place | None = None
@@ -383,7 +424,7 @@ class Watched(Field):
         """The subscripts, from 0 on: those of a field with an offset are checked here."""
         parts = subscripts(index)
         if not self.extents and parts == (None,):
-            return ()
+            return parts if self.is_plain() else ()
         if not self.offset or not all(map(is_number, parts)):
             return parts
         if not self.clamped:
@@ -419,11 +460,13 @@ class Watched(Field):
             )
 
     def _read(self, parts: tuple[Any, ...], place: Place) -> Any:
+        if self.is_plain():
+            return self._of_host(parts, place)
         if not all(map(is_number, parts)):
             with quietly():
                 if self.watch.active:
                     parts = inside(parts, self.extents, lambda at: self._checked(at, place))
-                return self._row(self.watch.watched(self.plain[parts]))
+                return self._part(self.plain[parts])
         if self._names_vector(parts):
             inner = itertools.product(*map(range, self.element.shape))
             return self.element.frozen([self._read((*parts, *k), place) for k in inner])
@@ -434,9 +477,21 @@ class Watched(Field):
         if len(parts) > len(self.extents) or self.watch.active:
             parts = self._checked(parts, place)
         with quietly():
-            part = self.watch.watched(self.plain[parts])
+            part = self._part(self.plain[parts])
         part.clamped = self.clamped
-        return self._row(part)
+        return part
+
+    def _of_host(self, parts: tuple[Any, ...], place: Place) -> Watched:
+        """A part of the tensor, as torch has it: of an element, too, a view."""
+        try:
+            with quietly():
+                part = self._part(self.plain[parts])
+        except IndexError:
+            if all(map(is_number, parts)):
+                self._checked(parts, place)  # says which
+            raise
+        part.clamped = self.clamped
+        return part
 
     def _element(self, position: tuple[int, ...]) -> Scalar:
         with quietly():
@@ -444,9 +499,10 @@ class Watched(Field):
         element.home = (self, position)
         return element
 
-    def _row(self, part: Watched) -> Watched:
+    def _part(self, plain: torch.Tensor) -> Watched:
         """A part of the tensor: in a loop it iterates over its elements."""
-        part.row = self.watch.active
+        part = self.watch.watched(plain)
+        part.row, part.by_value = self.watch.active, self.by_value
         return part
 
     def _address(self, position: tuple[int, ...]) -> int:
@@ -488,50 +544,6 @@ def watching() -> Generator[Watch]:
         yield watch
 
 
-def _arguments(
-    function: Callable[..., Any], watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> inspect.BoundArguments:
-    """The arguments, watched; numbers cast where the parameter is annotated with a dtype."""
-    bound = inspect.signature(function).bind(*args, **kwargs)
-    bound.apply_defaults()
-    try:
-        annotations = inspect.get_annotations(function, eval_str=True)
-    except NameError:  # an annotation of names that exist for type checkers only
-        annotations = {}
-    for parameter in declared.parameters(function):
-        if parameter.dtype is not None:
-            check_argument(parameter, bound.arguments[parameter.name])
-    named = {p.name: p for p in declared.parameters(function)}
-    for name, value in bound.arguments.items():
-        annotation, parameter = annotations.get(name), named.get(name)
-        element = declared.element_shape(parameter)
-        if isinstance(value, torch.Tensor) and (element or declared.is_clamped(parameter)):
-            bound.arguments[name] = value = watch.watched(value)
-            value.clamped = declared.is_clamped(parameter)
-            if element and value.element is None:
-                kind = from_torch(value.dtype)
-                sides: Any = MatrixType if len(element) == 2 else VectorType
-                value.element = sides(*element, kind.kind, kind)
-            continue
-        if parameter is not None and parameter.is_variadic and isinstance(value, tuple):
-            bound.arguments[name] = tuple(_passed(annotation, v, watch) for v in value)
-        elif parameter is not None and parameter.is_variadic and isinstance(value, dict):
-            passed = {k: _passed(annotation, v, watch) for k, v in value.items()}
-            bound.arguments[name] = passed
-        else:
-            bound.arguments[name] = _passed(annotation, value, watch)
-    return bound
-
-
-def _passed(annotation: Any, value: Any, watch: Watch) -> Any:
-    """An argument as the annotation has it."""
-    if isinstance(annotation, DType) and isinstance(value, bool | int | float):
-        return annotation(value)
-    if annotation is float and isinstance(value, int):
-        return float(value)  # as the compiled kernel, and PyTorch's operators
-    return watch.wrap(value)
-
-
 def run(
     function: Callable[..., Any],
     args: tuple[Any, ...],
@@ -555,14 +567,18 @@ def run(
         watch.steps, watch.asserts = step, source.asserts
         with deep(source.span(source.tree)):
             made = instrument(function, source, watch.hidden, watch.wrap_constant)
-        bound = _arguments(function, watch, args, kwargs)
-        result = made(*bound.args, **bound.kwargs)
+        try:
+            bound = bound_arguments(function, watch, args, kwargs)
+            result = watch.unwrap(made(*bound.args, **bound.kwargs))
+        finally:
+            watch.unwrap((args, kwargs))
+            watch.end()
     if watch.only and not watch.met:
         raise KernelIndexError(
             f"no loop has the iteration {watch.only}", source.span(source.tree),
             "only= takes the indices of a loop that runs in parallel, then those of loops in it",
         )  # fmt: skip
-    return watch.unwrap(result)
+    return result
 
 
 def interpreted(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -100,6 +100,9 @@ def test_an_index_vector_subscripts_plain_tensors():
     assert x[i + Index((0, 2))] == 5
     assert x[i - (1, 0)] == 0
     assert (i.x, i[1], i.n, list(2 * i)) == (1, 0, 2, [2, 0])
+    assert x[i.yx] == x[i.gr] == 1
+    with pytest.raises(AttributeError, match="an index vector of 2 elements has no 'xz'"):
+        _ = i.xz
 
 
 def test_sizes_that_differ_are_refused():

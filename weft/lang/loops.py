@@ -18,7 +18,7 @@ import torch
 from weft.errors import KernelAssertionError, KernelTypeError
 from weft.lang.elements import Elementwise
 from weft.lang.field import indices
-from weft.lang.vectors import Vector
+from weft.lang.vectors import Vector, letters
 from weft.source import FILES
 from weft.values import frozen
 
@@ -65,8 +65,9 @@ class Index(Elementwise, tuple):  # type: ignore[misc]
         return min(self.entries())
 
     def __getattr__(self, name: str) -> Any:
-        if len(name) == 1 and name in "xyzw"[: len(self)]:
-            return self["xyzw".index(name)]
+        places = letters(name, len(self))
+        if places is not None:
+            return self[places[0]] if len(name) == 1 else Index(self[k] for k in places)
         raise AttributeError(f"an index vector of {len(self)} elements has no {name!r}")
 
     def __repr__(self) -> str:

@@ -121,6 +121,9 @@ def keyed_by_numbers(x, out):
         out[i] += e[1] + 10 * e[2.5] + 100 * e[THREE] + e["a"]
 
 
+PLACES = {(0, 1): 1.5, (1, 0): 2.0}
+
+
 def keyed_by_tuples(x, out):
     for i in range(out.shape[0]):
         w = {(0, 0): 1.0, (0, 1): -2.0, (1, 0): x[i], (1, 1): 0.25}
@@ -129,6 +132,13 @@ def keyed_by_tuples(x, out):
         for r in range(2):
             w[1, 0], w[0, 0] = w[0, 0] + r, w[(1, 0)] * 0.5
         out[i] += w[1, 0] + 3 * w[0, 0]
+        for k in w:
+            out[i] += w[k] * (k[0] + 2 * k[1])
+            w[k] = w[k] + x[i] * (k == (0, 1)) + (k in ((1, 1), (1, 0)))
+        for a, b in w:
+            out[i] += w[a, b] * (a - b)
+        twice = {k: 2.0 * w[k] + sum(k) + len(k) for k in w}
+        out[i] += sum(twice[k] * k[0] for k in twice) + sum(PLACES[k] for k in PLACES)
 
 
 def keyed_by_enums(x, out):

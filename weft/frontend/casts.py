@@ -180,7 +180,9 @@ def static_items(x: Operand) -> list[Operand] | None:
         return x.iterated()
     if isinstance(x, Vec):
         return list(aggregates.rows(x))
-    if isinstance(items := constant_value(x), (tuple, list, range, dict)):
+    if isinstance(items := constant_value(x), dict):
+        return list(map(Static, items))  # the keys
+    if isinstance(items, (tuple, list, range)):
         return [Tup([Static(i) for i in v]) if isinstance(v, tuple) else Static(v) for v in items]
     return None
 

@@ -286,12 +286,8 @@ class Tup:
     def iterated(self) -> list[Any] | None:
         """What a loop over it goes over, the keys of a dict; None where Python has nothing."""
         if self.struct is dict:
-            return list(map(_key, self.names))
+            return list(map(Static, self.names))
         return list(self.items) if self.in_order else None
-
-
-def _key(value: Any) -> Any:
-    return Tup(list(map(_key, value))) if type(value) is tuple else Static(value)
 
 
 @frozen

@@ -265,6 +265,24 @@ def test_the_greatest_of_a_generator_of_tuples_or_by_a_key(expression: str) -> N
     torch.testing.assert_close(found, expected)
 
 
+def of_ragged_lists(x, out):
+    for i in range(x.shape[0]):
+        a = [[x[i] * j + k for k in range(j + 1)] for j in range(3)]
+        b = [sum(r) for r in a]
+        s = sum(sum(r) for r in a) + sum([v for r in a for v in r]) + max(max(r) for r in a)
+        for r in ((1,), (2, 3)):
+            s += sum(len(r) * v for v in r) + sum(sum(q) for q in (r, (*r, 4), ()))
+        out[i] = s + b[2] + any(len(r) == 2 for r in a) + sum(v for r in a if len(r) > 1 for v in r)
+
+
+def test_comprehensions_go_over_lists_of_several_lengths() -> None:
+    x = torch.tensor([0.3, 2.0, -1.1])
+    found, expected = torch.zeros(3), torch.zeros(3)
+    of_ragged_lists(x, expected)
+    weft.kernel(of_ragged_lists)(x, found)
+    torch.testing.assert_close(found, expected)
+
+
 def test_what_a_generator_of_tuples_draws_is_drawn_once() -> None:
     @weft.kernel
     def drawn(out):

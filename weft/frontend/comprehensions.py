@@ -92,6 +92,13 @@ def own(node: _Comprehension) -> _Comprehension:
     return found
 
 
+def _own(cx: Lowering, node: _Comprehension) -> _Comprehension:
+    """Likewise, of one that is lowered here."""
+    made = own(node)
+    cx.frame.targets.update(n for g in made.generators for n in bound_names(g.target))
+    return made
+
+
 _OF_GENERATORS = ("sum", "min", "max", "any", "all", "next")
 
 
@@ -111,7 +118,7 @@ def of_generator(cx: Lowering, name: str | None, node: ast.Call) -> Operand | No
             f"`{name}` of a generator takes nothing else in a device loop", cx.span(node),
             help="write the loop",
         )  # fmt: skip
-    made, span = own(node.args[0]), cx.span(node)
+    made, span = _own(cx, node.args[0]), cx.span(node)
     if name in ("min", "max") and isinstance(made.elt, ast.Tuple):
         return _extreme_tuple(cx, made, name, span)
     plain = name == "sum" or (name in ("min", "max") and not start)
@@ -156,7 +163,7 @@ def _by_key(cx: Lowering, name: str, items: _Comprehension, node: ast.Call) -> O
     at_once = isinstance(items, ast.ListComp) or _computes(options["key"])
     if not at_once and len(node.args) == 1 and options.keys() <= {"key", "default"}:
         start = [options["default"]] if "default" in options else []
-        return _in_statements(cx, name, own(items), start, node, options["key"])
+        return _in_statements(cx, name, _own(cx, items), start, node, options["key"])
     listed = items if isinstance(items, ast.ListComp) else _listed(items)
     found = list_methods.extreme(cx, name, [cx.expression(listed)], node)
     assert found is not None  # it has a key
@@ -237,7 +244,7 @@ def _listed(node: _Comprehension) -> ast.ListComp:
 def lazily(cx: Lowering, node: ast.GeneratorExp) -> Items | None:
     """The items of a generator of one ``for`` and no ``if``, each computed where it is asked for;
     None where they are known one by one."""
-    made = own(node)
+    made = _own(cx, node)
     (generator,) = made.generators
     found = _items(cx, generator.iter)
     if found is None:
@@ -388,7 +395,7 @@ def listed(cx: Lowering, node: _Comprehension) -> Operand:
 
 def _in_loops(cx: Lowering, node: _Comprehension) -> Operand:
     """A list that the loops append to which a comprehension stands for."""
-    made, span = own(node), cx.span(node)
+    made, span = _own(cx, node), cx.span(node)
     found = f"made {node.lineno}:{node.col_offset}"
     most = ROOM
     if len(made.generators) == 1:
@@ -407,7 +414,7 @@ def _in_loops(cx: Lowering, node: _Comprehension) -> Operand:
 
 
 def _written_out(cx: Lowering, node: _Comprehension) -> list[Operand]:
-    made, items = own(node), list[Operand]()
+    made, items = _own(cx, node), list[Operand]()
     turns = cx.frame.turns
 
     def level(k: int) -> None:
@@ -420,6 +427,7 @@ def _written_out(cx: Lowering, node: _Comprehension) -> list[Operand]:
             return
         generator = made.generators[k]
         for item in _fixed(cx, generator.iter, node):
+            cx.frame.turns = (*turns, len(items))
             item = objects.renewed(cx, item)
             cx.bind(generator.target, item, cx.span(generator.target))
             tests = [expressions.test(cx, condition) for condition in generator.ifs]

@@ -469,7 +469,8 @@ def _of_this_turn(cx: Lowering, a: Kind, b: Kind, name: str) -> Kind | None:
     if not cx.frame.turns or cx.frame.moves is None:
         return None
     tuples = isinstance(a, TupKind) and isinstance(b, TupKind)
-    return b if tuples and name in only_targets(cx.frame.moves.body) else None
+    own = name in cx.frame.targets or name in only_targets(cx.frame.moves.body)
+    return b if tuples and own else None
 
 
 def while_loop(cx: Lowering, node: ast.While) -> None:

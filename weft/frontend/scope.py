@@ -96,6 +96,7 @@ class Frame:
     # Names that several loops have each for itself, with the place of the last one that began.
     own: dict[str, tuple[int, ...]] = field(default_factory=dict)
     turns: tuple[int, ...] = ()  # of unrolled loops around: calls in each are sites of their own
+    targets: set[str] = field(default_factory=set)  # of comprehensions, which are their own
     stored: set[str] = field(default_factory=set)  # names into whose elements is stored
     guarded: set[str] = field(default_factory=set)  # names with a value only where a flag says so
     grown: set[str] = field(default_factory=set)  # names of lists that grow or shrink

@@ -410,7 +410,9 @@ def test_refused_return_in_a_device_loop():
 
 
 REFUSED = {
-    "yield x": ("`yield` in a kernel", "yield x", "a kernel runs to its end: return tensors"),
+    "yield x": (
+        "`yield` in a kernel, or in a function that it defines", "yield x",
+        "both run to their end: return tensors, from such a function a list"),
     "global SCALE; SCALE = 1": (
         "`global` in a kernel", "global SCALE", "return the value, or write it into a tensor"),
     "class A: pass": (
@@ -437,6 +439,22 @@ def test_refused_statement(statement, tmp_path):
             {"^" * len(marked)}
         help: {help}""")
     assert (caught.value.lineno, caught.value.offset) == (2, 5)
+
+
+def test_a_generator_function_of_the_host_part_is_refused() -> None:
+    @weft.kernel
+    def called(x):
+        def numbers(n):
+            yield n
+
+        for i in x:
+            for v in numbers(3):
+                x[i] += v
+
+    with pytest.raises(KernelSyntaxError) as caught:
+        called(torch.zeros(2))
+    message, _, help = REFUSED["yield x"]
+    assert (caught.value.message, caught.value.help) == (message, help)
 
 
 @weft.kernel

@@ -552,7 +552,8 @@ def _check_step(spans: Sequence[Span], index: int, step: Any) -> bool:
 
 _REFUSED: dict[type[ast.AST], tuple[str, str]] = {
     **dict.fromkeys((ast.Yield, ast.YieldFrom),
-                    ("`yield` in a kernel", "a kernel runs to its end: return tensors")),
+                    ("`yield` in a kernel, or in a function that it defines",
+                     "both run to their end: return tensors, from such a function a list")),
     ast.Await: ("`await` in a kernel", "a kernel is an ordinary function"),
     ast.AsyncFor: ("`async for` in a kernel", "a kernel is an ordinary function"),
     ast.AsyncWith: ("`async with` in a kernel", "a kernel is an ordinary function"),

@@ -228,3 +228,11 @@ def test_tangents_of_captured_tensors(
             found = fw.unpack_dual(own(x))
             assert torch.equal(found.primal, torch.full((3,), 4.0))
             assert torch.equal(found.tangent, torch.full((3,), 7.0))
+
+
+@pytest.mark.parametrize("transform", [torch.func.hessian, torch.func.jacfwd])
+@pytest.mark.parametrize("kernel", [by_dict, by_function, in_host_part, by_kernel])
+def test_constants_in_nested_transforms(transform: Any, kernel: Any) -> None:
+    x = torch.rand(3)
+    found = transform(lambda x: kernel(x * x).sum())(x)
+    assert torch.allclose(found, transform(lambda x: (2 * x * x).sum())(x))

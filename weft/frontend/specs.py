@@ -153,6 +153,21 @@ def constant_key(value: Any) -> Hashable:
     return Identity(value)
 
 
+def kept(value: Any) -> Any:
+    """``value`` with collections that nobody else changes: it stays what its key is that of."""
+    kind = type(value)
+    if kind in (list, tuple):
+        return kind(map(kept, value))
+    if kind is set:
+        return {*value}
+    if kind in _DICTS:
+        made = value.copy()
+        for key, item in value.items():
+            made[key] = kept(item)
+        return made
+    return value
+
+
 def _function_key(function: FunctionType) -> Hashable:
     """Of functions that are made anew for each call, such as a lambda among its arguments. What
     stands in a closure is read of the one function again and again, as are attributes."""

@@ -4,9 +4,12 @@ carried out again for a derivative: autocast, and the state of random number gen
 from __future__ import annotations
 
 import contextlib
+import pickle
+import random
 from collections.abc import Generator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 # pyright: reportPrivateUsage=false
@@ -14,6 +17,8 @@ from weft.errors import GradientError
 from weft.source import Span
 
 Autocast = tuple[tuple[str, torch.dtype], ...]  # device types for which it is on
+# Generators of random numbers beside torch's own.
+SOURCES = (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)
 
 
 def autocast_state() -> Autocast:
@@ -31,6 +36,20 @@ def under(autocast: Autocast) -> Generator[None]:
         for kind, dtype in autocast:
             stack.enter_context(torch.autocast(kind, dtype))
         yield
+
+
+@contextlib.contextmanager
+def under_dtype(dtype: torch.dtype) -> Generator[None]:
+    """With ``dtype`` as the default one."""
+    now = torch.get_default_dtype()
+    if now is dtype:
+        yield
+        return
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(now)
 
 
 def function_modes() -> list[Any]:
@@ -53,9 +72,10 @@ def under_modes(modes: Sequence[Any]) -> Generator[None]:
 
 
 class Draws:
-    """The states of the random number generators that work on ``tensors`` may draw from."""
+    """The states of the random number generators that work on ``tensors`` may draw from, and of
+    ``sources``, others that the host part knows."""
 
-    def __init__(self, tensors: Sequence[Any]) -> None:
+    def __init__(self, tensors: Sequence[Any], sources: Sequence[Any] = ()) -> None:
         self.generators = [torch.default_generator]
         if torch.cuda.is_initialized():
             devices = {t.get_device() for t in tensors if isinstance(t, torch.Tensor) and t.is_cuda}
@@ -63,32 +83,61 @@ class Draws:
         if any(isinstance(t, torch.Tensor) and t.is_mps for t in tensors):
             self.generators.append(torch._C._mps_get_default_generator())
         self.states = [g.get_state() for g in self.generators]
+        self.sources, self.others = sources, [*map(_state, sources)]
 
     def unchanged(self) -> bool:
         """Whether nothing was drawn since."""
         pairs = zip(self.generators, self.states, strict=True)
-        return all(bytes(g.get_state().numpy()) == bytes(s.numpy()) for g, s in pairs)
+        return all(bytes(g.get_state().numpy()) == bytes(s.numpy()) for g, s in pairs) and all(
+            pickle.dumps(_state(source)) == pickle.dumps(state)
+            for source, state in zip(self.sources, self.others, strict=True)
+        )
 
     @contextlib.contextmanager
     def again(self) -> Generator[None]:
         """With the states as they were; what follows draws as if nothing had been drawn here."""
         now = [g.get_state() for g in self.generators]
-        self._set(self.states)
+        others = [*map(_state, self.sources)]
+        self._set(self.states, self.others)
         try:
             yield
         finally:
-            self._set(now)
+            self._set(now, others)
 
-    def _set(self, states: list[torch.Tensor]) -> None:
+    def _set(self, states: list[torch.Tensor], others: list[Any]) -> None:
         for generator, state in zip(self.generators, states, strict=True):
             generator.set_state(state)
+        for source, state in zip(self.sources, others, strict=True):
+            _set_state(source, state)
+
+
+def _state(source: Any) -> Any:
+    match source:
+        case random.Random():
+            return source.getstate()
+        case np.random.Generator():
+            return source.bit_generator.state
+        case _:
+            return source.get_state()
+
+
+def _set_state(source: Any, state: Any) -> None:
+    match source:
+        case random.Random():
+            source.setstate(state)
+        case np.random.Generator():
+            source.bit_generator.state = state
+        case _:
+            source.set_state(state)
 
 
 @contextlib.contextmanager
-def drawing_nothing(tensors: Sequence[Any], span: Span) -> Generator[None]:
+def drawing_nothing(
+    tensors: Sequence[Any], span: Span, sources: Sequence[Any] = ()
+) -> Generator[None]:
     """Raises ``GradientError`` where random numbers are drawn inside: those of the call that is
     differentiated were others."""
-    before = Draws(tensors)
+    before = Draws(tensors, sources)
     yield
     if not before.unchanged():
         raise GradientError(

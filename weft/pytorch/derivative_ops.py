@@ -9,6 +9,7 @@ operator is involved; ``torch.func`` has its own way (``transforms.py``).
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,8 @@ from torch.autograd.function import _SingleLevelFunction
 
 from weft.frames import shorten, user_frames
 from weft.pytorch import flops
-from weft.pytorch.ambient import autocast_state, drawing_nothing, under
+from weft.pytorch.ambient import autocast_state, drawing_nothing, under, under_dtype
+from weft.pytorch.around import Seen
 from weft.pytorch.batches import filled, in_front, under_vmap
 from weft.pytorch.boxed import BoxedKernel, reaches_device
 from weft.pytorch.derivatives import Made, pushed, recorded
@@ -99,6 +101,7 @@ class Rule:
         self.overload = getattr(operators, name).default
         self.count = len(self.overload._schema.arguments)
         self._derived = dict[str, Rule]()
+        self._before = threading.local()  # the operator is carried out: what it has ``seen``
         family.rules[name] = self
 
     def plain(self, *inputs: Any) -> Any:
@@ -171,13 +174,7 @@ class Rule:
         ahead = f"{without_defaults(self.schema)}{', ' if self.schema else ''}"
         schema = f"{ahead}{arguments}"
 
-        def run(*passed: Any) -> list[torch.Tensor]:
-            with drawing_nothing(passed, self.span):
-                return made(passed, again=False)
-
-        def counted(counter: Counter, passed: Sequence[Any]) -> None:
-            made(passed, None, counter, again=False)
-
+        run, counted = _runs(made, family, self.span)
         carried_out = run if code is None else code.taught(run)
         told = fake if offering is None else offering(fake, name, self.split)
         overload = family.define(name, f"({schema}) -> Tensor[]", carried_out, told)
@@ -244,6 +241,7 @@ class Rule:
                     found: Any = Dual.apply(keyset, overload, self, form, *tensors)
                 return found if self.of is None else [*found]
             if torch.is_grad_enabled() and torch._C._any_requires_grad(*passed):
+                self._before.seen = self.family.around.seen()
                 return differentiable(keyset, *passed)
             try:
                 with torch._C._AutoDispatchBelowAutograd():
@@ -255,12 +253,13 @@ class Rule:
         self.family.differentiate(self.name, autograd)
 
     def record(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-        self.setup_context(ctx, inputs, output)
+        self.setup_context(ctx, inputs, output, self._before.seen)
         if constant := self.constant(inputs):
             made = items(output)
             ctx.mark_non_differentiable(*(made[k] for k in constant))
 
-    def setup_context(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    def setup_context(self, ctx: Any, inputs: Sequence[Any], output: Any, seen: Seen) -> None:
+        """``seen``: what was around before the call."""
         tensors, ctx.form = Structure.of(inputs)
         made = items(output)
         outs = [o for o in made if isinstance(o, torch.Tensor)] if self.reads(inputs) else []
@@ -270,7 +269,7 @@ class Rule:
         ctx.count = len(tensors)
         ctx.floats = [is_float(o) for o in made]
         ctx.shapes = [(o.size(), o.dtype, o.device) for o in made]
-        ctx.autocast = autocast_state()
+        ctx.autocast, ctx.dtype, ctx.seen = autocast_state(), torch.get_default_dtype(), seen
 
     def gradients(
         self, ctx: Any, needed: Sequence[bool], grads: Sequence[Any]
@@ -288,7 +287,8 @@ class Rule:
         if not given:
             return [None] * len(tensors)
         passed = [*inputs, [floats[k] for k in given], wanted, outs, given]
-        with under(ctx.autocast):
+        self.family.around.check(ctx.seen)
+        with under(ctx.autocast), under_dtype(ctx.dtype):
             sharded = self.family.sharded
             if sharded is not None and self.of is None and sharded.concerns(passed):
                 found = sharded.gradients(self, inputs, _filled(ctx, grads), wanted, outs)
@@ -319,12 +319,28 @@ class Rule:
         tensors = [primal_of(v) if is_float(v) else v for v in ctx.saved_tensors[: ctx.count]]
         which = [k for k, t in enumerate(tangents) if isinstance(t, torch.Tensor)]
         passed = [*ctx.form.inputs(tensors), [tangents[k] for k in which], which]
+        self.family.around.check(ctx.seen)
         # Torch turns forward mode off while it asks for tangents, for the levels around, too.
         outer = torch._C._are_functorch_transforms_active()
         with forward_ad._set_fwd_grad_enabled(outer or torch._C._is_fwd_grad_enabled()):
             found = self.derived(JVP).overload(*passed)
         made = [t if has else None for t, has in zip(found, ctx.floats, strict=True)]
         return made[0] if len(made) == 1 and self.of is None else tuple(made)
+
+
+def _runs(made: Made, family: Family, span: Span) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """What carries a derivative out, whose host part must be the same again, and what counts it."""
+
+    def run(*passed: Any) -> list[torch.Tensor]:
+        seen = family.around.seen()
+        family.around.refuse(seen)
+        with drawing_nothing(passed, span, [*seen.sources.values()]):
+            return made(passed, again=False)
+
+    def counted(counter: Counter, passed: Sequence[Any]) -> None:
+        made(passed, None, counter, again=False)
+
+    return run, counted
 
 
 def _batches(tensors: Sequence[torch.Tensor], dims: Any, size: Any) -> list[torch.Tensor]:
@@ -346,7 +362,7 @@ class Dual(_SingleLevelFunction):
     def forward(
         ctx: Any, keyset: Any, overload: Any, rule: Rule, form: Structure, *tensors: torch.Tensor
     ) -> Any:
-        inputs = form.inputs(tensors)
+        inputs, seen = form.inputs(tensors), rule.family.around.seen()
         outer = torch._C._are_functorch_transforms_active()  # whose levels below this one record
         with (
             torch._C._AutoDispatchBelowAutograd(),
@@ -355,7 +371,7 @@ class Dual(_SingleLevelFunction):
         ):
             output = overload.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
         ctx.rule = rule
-        rule.setup_context(ctx, inputs, output)
+        rule.setup_context(ctx, inputs, output, seen)
         ctx.mark_non_differentiable(*(o for o in items(output) if not is_float(o)))
         return tuple(output) if isinstance(output, list) else output
 
@@ -373,35 +389,38 @@ class Dual(_SingleLevelFunction):
 def transformed(overload: Any, rule: Rule, inputs: Sequence[Any]) -> Any:
     """``overload(*inputs)`` as ``torch.func`` wants a function to be."""
     tensors, form = Structure.of(inputs)
-    return Transformed.apply(overload, rule, form, *tensors)
+    return Transformed.apply(overload, rule, form, rule.family.around.seen(), *tensors)
 
 
 class Transformed(torch.autograd.Function):
-    """An operator with its rule. ``apply(overload, rule, form, *tensors)``."""
+    """An operator with its rule. ``apply(overload, rule, form, seen, *tensors)``; ``seen``: see
+    ``Rule.setup_context``."""
 
     @staticmethod
-    def forward(overload: Any, rule: Rule, form: Structure, *tensors: torch.Tensor) -> Any:
+    def forward(
+        overload: Any, rule: Rule, form: Structure, seen: Seen, *tensors: torch.Tensor
+    ) -> Any:
         out = overload(*form.inputs(tensors))
         return tuple(out) if isinstance(out, list) else out
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _, ctx.rule, form, *tensors = inputs
-        ctx.rule.setup_context(ctx, form.inputs(tensors), output)
+        _, ctx.rule, form, seen, *tensors = inputs
+        ctx.rule.setup_context(ctx, form.inputs(tensors), output, seen)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        return ctx.rule.jvp(ctx, tangents[3:])
+        return ctx.rule.jvp(ctx, tangents[4:])
 
     @staticmethod
     @untraced
     @user_frames
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        return (None, None, None, *ctx.rule.gradients(ctx, ctx.needs_input_grad[3:], grads))
+        return (*[None] * 4, *ctx.rule.gradients(ctx, ctx.needs_input_grad[4:], grads))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        _, rule, form, *tensors = args
-        dims = form.inputs(in_dims[3:], others=False)
+        _, rule, form, _, *tensors = args
+        dims = form.inputs(in_dims[4:], others=False)
         found = transformed(*rule.sampled(form.inputs(tensors), dims, *info))
         return found, (0,) * len(found) if isinstance(found, tuple) else 0

@@ -151,6 +151,39 @@ def hidden_write(name: str, span: Span) -> KernelValueError:
     )  # fmt: skip
 
 
+def no_argument(name: str, kernel: str, what: str) -> str:
+    """Why a graph cannot have the value of the parameter ``name``, or the "call" itself."""
+    match what:
+        case "call":
+            return f"the arguments do not fit the parameters of `{kernel}`"
+        case "nested":
+            return f"`{name}` is a nested tensor: pass its values, and wrap what comes of it"
+        case "numpy":
+            return (
+                f"`{name}` is of NumPy: pass a number as Python's (`.item()`), made before the "
+                f"compiled function is called, and an array as torch.from_numpy({name})"
+            )
+        case "draws":
+            return (
+                f"`{name}`, which `{kernel}` reads, gives another value each time, and the "
+                "derivative would be that of another call: call it before, and pass what it gives "
+                "as an argument"
+            )
+        case "asks" | "asks_always":
+            return (
+                f"the host part of `{kernel}` asks for `{name}`, which a graph does not have as "
+                "the caller has it: ask before the call, and pass the answer as an argument"
+            )
+        case _:
+            return (
+                f"`{name}` is an object of which `{kernel}` does not only read attributes that are "
+                "tensors, numbers, functions, dtypes, strings, None, or lists, dicts, named tuples "
+                "and dataclasses of these: PyTorch's graphs hold nothing else. Read "
+                f"`{name}.attribute` in the kernel itself, or give what it reads parameters of its "
+                "own, and pass them from a function or method around it"
+            )
+
+
 def loose_spec(arg: RegionArg, value: Any) -> Spec:
     """As ``spec_of``, but asks a tensor nothing that would fix its strides."""
     if isinstance(value, torch.Tensor) and value.dtype in DTYPES:

@@ -2,13 +2,14 @@
 
 An operator's derivatives are those of its arguments. A tensor that needs one and that the host part
 or a loop finds elsewhere (in a dict, an object, by a function that it calls) would be a constant.
-``library.py`` refuses those that the kernel's own text names; these are seen when they are used.
+Those that the kernel's own text names are refused at once, others when they are used.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dis
+import functools
 import types
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextvars import ContextVar
@@ -23,6 +24,7 @@ from weft.errors import GradientError, Span
 from weft.frontend.names import KNOWN_MODULES, MISSING, Scope, is_known
 from weft.pytorch import batches
 from weft.pytorch.forward_level import has_dual, tangent_of
+from weft.runtime.launch import KernelLike
 from weft.runtime.signature import REACHED
 from weft.values import frozen
 
@@ -30,6 +32,48 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 # What gives tensors without a history.
 _WITHOUT = {torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__,
             torch.Tensor.grad.__get__}  # type: ignore[attr-defined]  # fmt: skip
+
+
+def foreign_error(name: str = "a tensor", span: Span | None = None) -> GradientError:
+    """What a transform would take for a constant, or for a batch of its own."""
+    return GradientError(
+        f"{name} belongs to a transform of torch.func, and it is not an argument of the kernel",
+        span, help="transforms see arguments only: pass it as one",
+    )  # fmt: skip
+
+
+def captured(kernel: KernelLike) -> tuple[str, ...]:
+    """The values that the kernel takes from around it, dotted where they are attributes."""
+    function = kernel.function
+    names = {*function.__code__.co_freevars}
+    names |= {i.argval for i in dis.get_instructions(function) if i.opname == "LOAD_GLOBAL"}
+    args = [a.name for r in kernel.parts.regions for a in r.args if a.captured and not a.read]
+    return (*names, *args)
+
+
+def check_captured(kernel: KernelLike, names: Sequence[str]) -> None:
+    """Raises ``GradientError`` where the derivative would leave out a tensor that is no argument,
+    and so none of the operator's."""
+    function = kernel.function
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    scope = dict(function.__globals__)
+    for name, cell in cells:
+        with contextlib.suppress(ValueError):  # not assigned yet
+            scope[name] = cell.cell_contents
+    for dotted in names:
+        first, *rest = dotted.split(".")
+        value = functools.reduce(lambda v, name: getattr(v, name, None), rest, scope.get(first))
+        listed = [value] if isinstance(value, torch.Tensor | list | tuple) else []
+        if any(map(batches.is_batched, _tensors(listed))):
+            raise foreign_error(f"`{dotted}`", kernel.span)
+        wanted = is_recording() and any(t.requires_grad for t in _tensors(listed))
+        if wanted or has_dual((value,)):
+            raise GradientError(
+                f"`{dotted}` needs a derivative, and it is not an argument of the kernel",
+                kernel.span,
+                help="torch.compile and other transforms see arguments only: pass it as one, "
+                f"or {dotted}.detach()",
+            )  # fmt: skip
 
 
 @frozen
@@ -50,6 +94,7 @@ class Asked:
             _ASKED.reset(token)
 
 
+AGAIN = Asked(False, -1)  # for a derivative: they were looked for before
 _ASKED: ContextVar[Asked | None] = ContextVar("weft_asked", default=None)
 
 
@@ -57,6 +102,8 @@ def seen(f: Callable[..., Any], given: Sequence[Any], span: Span, recording: boo
     """``f(given)``, which must not use hidden tensors. ``recording``: whether autograd is on, where
     nobody has said so."""
     asked = _ASKED.get() or Asked(recording, batches.level())
+    if asked is AGAIN or torch.is_grad_enabled():
+        return f(given)
     hidden = Hidden(given, asked, span)
     token = REACHED.set(hidden.check)
     try:
@@ -96,7 +143,8 @@ class Hidden(TorchFunctionMode):
     def __init__(self, given: Sequence[Any], asked: Asked, span: Span) -> None:
         self.given = {id(t) for t in _tensors(given)}
         self.recording, self.floor = asked.recording, asked.floor
-        self.tangents = not has_dual(given)  # or what is made of those has some
+        # What is made of tensors with tangents has some, too.
+        self.tangents = not any(map(_has_tangent, _tensors(given)))
         self.span = span
 
     def __torch_function__(
@@ -114,8 +162,6 @@ class Hidden(TorchFunctionMode):
             level = _functorch.maybe_get_level(tensor)
             hidden = 0 < level <= self.floor or level > batches.level()
             if hidden and id(tensor) not in self.given:
-                from weft.pytorch.transforms import foreign_error  # which says what was asked
-
                 raise foreign_error(span=self.span)
 
     def check(self, *values: Any) -> None:
@@ -124,13 +170,18 @@ class Hidden(TorchFunctionMode):
             if id(tensor) in self.given:
                 continue
             known = self.recording and tensor.requires_grad
-            if known or (self.tangents and tangent_of(tensor) is not None):
+            if known or (self.tangents and _has_tangent(tensor)):
                 raise GradientError(
                     f"a tensor {tuple(tensor.shape)} needs a derivative, and it is not an argument "
                     "of the kernel", self.span,
                     help="torch.compile and other transforms see arguments only: pass it as one, "
                     "or a copy without a history: .detach()",
                 )  # fmt: skip
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    """Of a batch nobody can ask."""
+    return not _functorch.is_functorch_wrapped_tensor(tensor) and tangent_of(tensor) is not None
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:

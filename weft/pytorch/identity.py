@@ -87,7 +87,8 @@ def deciding(
     function: Callable[..., Any], tree: ast.FunctionDef, loops: frozenset[ast.AST]
 ) -> Callable[[], tuple[Any, ...]]:
     """Gives what the host part of ``function`` takes from around it that may decide on sizes and
-    dtypes. Dynamo, which can trace the call, puts guards on these values."""
+    dtypes. Dynamo, which can trace the call, puts guards on these values. It has their
+    ``names``."""
     code, scope = function.__code__, Scope.of(function)
     around = {*code.co_freevars, *_global_names(code)}
     names = [c for c in chains(tree, loops) if root_name(c) in around]
@@ -101,7 +102,9 @@ def deciding(
     inner = next(code for code in codes(made) if code.co_name == "deciding")
     own = {**scope.cells, "__plainly__": types.CellType(plainly)}
     cells = tuple(own[name] for name in inner.co_freevars)
-    return types.FunctionType(inner, function.__globals__, closure=cells)
+    made = types.FunctionType(inner, function.__globals__, closure=cells)
+    made.names = tuple(found)  # type: ignore[attr-defined]
+    return made
 
 
 def plainly(value: Any) -> Any:

@@ -11,8 +11,6 @@ from __future__ import annotations
 # What is asked of torch's dispatcher has no public name.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 import ast
-import contextlib
-import dis
 import functools
 import inspect
 import sys
@@ -26,16 +24,17 @@ import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._guards import TracingContext
 
-from weft.errors import GradientError, KernelTypeError
+from weft.errors import KernelTypeError
 from weft.frontend.callees import known
 from weft.frontend.members import form_of, leaves
 from weft.frontend.mutation import mutated
 from weft.frontend.names import Scope, root_name
 from weft.frontend.parameters import EMPTY, SCALARS, Parameter
 from weft.frontend.returns import Returned, put_together
-from weft.frontend.specs import constant_key
+from weft.frontend.specs import constant_key, kept
 from weft.lang.random import KEY
 from weft.pytorch.ambient import Autocast, autocast_state
+from weft.pytorch.around import Around, check_asks
 from weft.pytorch.batches import (
     differentiates,
     direct,
@@ -47,14 +46,14 @@ from weft.pytorch.batches import (
 from weft.pytorch.changing import CHANGING, as_constant, as_tensor, changes, of_constant
 from weft.pytorch.derivative_ops import transformed
 from weft.pytorch.dynamo import changed
-from weft.pytorch.fake import changed_error, hidden_write, of_samples
+from weft.pytorch.fake import changed_error, hidden_write, no_argument, of_samples
 from weft.pytorch.forward_level import has_dual, is_open
-from weft.pytorch.hidden import is_recording
+from weft.pytorch.hidden import captured, check_captured
 from weft.pytorch.identity import chains, decided_by, deciding, fingerprint, may_draw, text_of
 from weft.pytorch.members import Like, MemberKernel, key_of, members_of, reads_of, schema_type
 from weft.pytorch.namespace import in_ascii, is_sharded, namespace_of
-from weft.pytorch.operator import Operator, OperatorForm, needs_grad
-from weft.pytorch.transforms import called, foreign_error, is_functionalized
+from weft.pytorch.operator import Operator, OperatorForm
+from weft.pytorch.transforms import called, is_functionalized
 from weft.runtime.launch import KernelLike
 
 if TYPE_CHECKING:
@@ -83,9 +82,9 @@ class Operators:
         self.of_members: dict[str, MemberOperators] = {}
         self.parameters = kernel.parts.parameters
         self.reads = reads_of(kernel.source.tree, self.parameters)
-        self.returned = one_return(kernel)
+        self.returned, self.captured = one_return(kernel), captured(kernel)
         loops = frozenset[ast.AST](region.node for region in kernel.parts.regions)
-        self.deciding = deciding(kernel.function, kernel.source.tree, loops)
+        self.deciding: Any = deciding(kernel.function, kernel.source.tree, loops)
         self.followed = False  # whether the host part may be, by what the kernel is
         # What stands for the loops where PyTorch traces the host part (``hosted.py``), if it may.
         self.loops: Sequence[Any] = ()
@@ -112,6 +111,7 @@ class Operators:
             return self.assemble(self.of_members[key](members, {}), values)
         operator, values, passed = self.found(args, kwargs, autocast_state())
         _shard(operator, passed)
+        check_asks(operator.overload.family, passed)
         watched = torch._C._len_torch_dispatch_stack() > 0  # which wants to see operators
         batched = any(map(is_batched, passed))
         functional = _transforms() and is_functionalized(operator.form.written, self.kernel.span)
@@ -120,7 +120,7 @@ class Operators:
         elif operator.rule is not None and _transforms():
             out = (transformed(operator.overload, operator.rule, passed) if watched
                    else called(of_samples(operator.rule.plain, self.kernel), passed,
-                               self.kernel.span))  # fmt: skip
+                               self.kernel.span, operator.overload.family.around))  # fmt: skip
         elif batched:
             return direct(of_samples(self.kernel.unconverted, self.kernel), args, kwargs)
         else:
@@ -169,6 +169,9 @@ class Operators:
         for parameter, like in zip(self.parameters, likes, strict=True):
             if like == "object":
                 return self.refused[self.refuse(parameter.name, "object")](*args, **kwargs)
+        name, what = self.unsteady(self.token)
+        if name and (_is_differentiated(members) or what == "asks_always"):
+            return self.refused[self.refuse(name, what)](*args, **kwargs)
         if any(not isinstance(like, str) for like in likes):
             key = self.make_of_members(self.token, likes)
             return self.assemble(self.of_members[key].traced(members, {}), values)
@@ -185,13 +188,10 @@ class Operators:
             self.of_members[key] = MemberOperators(self, likes)
         return key
 
-    make_of_members._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
     def assemble(self, out: Any, values: list[Any]) -> Any:
         """What the kernel returns, from what the operator returned and the kernel's arguments."""
         names = [p.name for p in self.parameters]
-        numbers = [n for n, v in zip(names, values, strict=True) if not isinstance(v, torch.Tensor)]
-        returned = self.returned.without(self.kernel.parts.totals & {*numbers})
+        returned = _returned(self, [isinstance(v, torch.Tensor) for v in values])
         made = [out] if returned.made == 1 else list(out or ())
         tensors = [values[names.index(n)] if n else made.pop(0) for n in returned.names]
         return put_together(returned.form, iter(tensors))
@@ -237,7 +237,7 @@ class Operators:
         operator = self.made.get(key)
         if operator is None:
             function = self.kernel.function
-            form = self.form(types, fixed, autocast, TANGENTS not in around)
+            form = self.form(types, [*map(kept, fixed)], autocast, TANGENTS not in around)
             schema = form.schema()
             others = (types, tuple(fixed), around, autocast, schema, decided_by())
             text = text_of(self.kernel.source, self.kernel.described, *others)
@@ -251,7 +251,8 @@ class Operators:
                 constant_key(function.__defaults__), constant_key(function.__kwdefaults__), key,
                 id(self.kernel.implementations),
             )  # fmt: skip
-            make = functools.partial(form.make, name, schema, (*tags,))
+            decided = dict(zip(self.deciding.names, around, strict=False))
+            make = functools.partial(form.make, name, schema, (*tags,), decided)
             operator = self.made[key] = namespace_of(self.namespace).once(shared, make)
         return operator
 
@@ -264,8 +265,7 @@ class Operators:
         constants = {p.name: next(absent) for p, kind in pairs if not kind}
         written = _written(self.kernel, constants, self.own)
         defaults = {p.name: p.default for p, kind in pairs if _fits_schema(p, kind)}
-        numbers = {p.name for p, kind in pairs if not kind.startswith("Tensor")}
-        returned = self.returned.without(self.kernel.parts.totals & numbers)
+        returned = _returned(self, [kind.startswith("Tensor") for kind in types])
         return OperatorForm(
             self.kernel, returned, self.namespace, types, constants, defaults, written,
             autocast, fuses and self.kernel.implementations is None, self.copies,
@@ -278,7 +278,7 @@ class Operators:
         and guards the token and ``around``."""
         assert token == self.token
         self._check_captured()
-        if name := changed(self.kernel.function, self._captured):
+        if name := changed(self.kernel.function, self.captured):
             raise changed_error(name, self.kernel.span)
         if self.in_level(token):
             around = (*around, TANGENTS)
@@ -297,27 +297,23 @@ class Operators:
             install_guard(GlobalStateSource().make_guard(GuardBuilder.DUAL_LEVEL))
         return is_open() and not torch._C._are_functorch_transforms_active()
 
+    def unsteady(self, token: str) -> tuple[str, str]:
+        """What is another in a derivative than in the call, and why a graph cannot have that."""
+        assert token == self.token
+        return Around(self.kernel, {}, {}).unsteady()
+
     def refuse(self, name: str, what: str) -> str:
         """The key in ``refused`` of the kernel, in front of which Dynamo breaks its graph. Where it
         must not, the message says what the argument for ``name`` is that a graph cannot have."""
         key = f"{what} {name}"
         if key not in self.refused:
-            reason = _no_argument(name, self.kernel.__name__, what)
+            reason = no_argument(name, self.kernel.__name__, what)
             kernel: Any = self.kernel
             self.refused[key] = torch.compiler.disable(kernel.__call__, reason=reason)
         return key
 
-    # What torch.compiler.assume_constant_result does, without importing Dynamo.
-    name_for._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    in_level._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    refuse._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-    @functools.cached_property
-    def _captured(self) -> tuple[str, ...]:
-        return _captured(self.kernel)
-
     def _check_captured(self) -> None:
-        _check_captured(self.kernel, self._captured)
+        check_captured(self.kernel, self.captured)
 
 
 class MemberOperators(Operators):
@@ -336,30 +332,23 @@ class MemberOperators(Operators):
     def _check_captured(self) -> None:
         self.of._check_captured()
 
+    def unsteady(self, token: str) -> tuple[str, str]:
+        return "", ""  # ``of`` was asked
+
     def assemble(self, out: Any, values: list[Any]) -> Any:
         return out
 
 
-def _no_argument(name: str, kernel: str, what: str) -> str:
-    """Why a graph cannot have the value of the parameter ``name``, or the "call" itself."""
-    match what:
-        case "call":
-            return f"the arguments do not fit the parameters of `{kernel}`"
-        case "nested":
-            return f"`{name}` is a nested tensor: pass its values, and wrap what comes of it"
-        case "numpy":
-            return (
-                f"`{name}` is of NumPy: pass a number as Python's (`.item()`), made before the "
-                f"compiled function is called, and an array as torch.from_numpy({name})"
-            )
-        case _:
-            return (
-                f"`{name}` is an object of which `{kernel}` does not only read attributes that are "
-                "tensors, numbers, functions, dtypes, strings, None, or lists, dicts, named tuples "
-                "and dataclasses of these: PyTorch's graphs hold nothing else. Read "
-                f"`{name}.attribute` in the kernel itself, or give what it reads parameters of its "
-                "own, and pass them from a function or method around it"
-            )
+_CONSTANT: list[Any] = [
+    Operators.name_for,
+    Operators.in_level,
+    Operators.refuse,
+    Operators.make_of_members,
+    Operators.unsteady,
+    MemberOperators.unsteady,
+]
+for _method in _CONSTANT:  # what torch.compiler.assume_constant_result does, without Dynamo
+    _method._dynamo_marked_constant = True
 
 
 def _made_by_calls(operators: Operators) -> Iterator[Operator]:
@@ -396,36 +385,12 @@ def _fits_schema(parameter: Parameter, kind: str) -> bool:
     return kind != "" and schema_type(parameter, value) == kind.removesuffix("?")
 
 
-def _captured(kernel: KernelLike) -> tuple[str, ...]:
-    """The values that the kernel takes from around it, dotted where they are attributes."""
-    function = kernel.function
-    names = {*function.__code__.co_freevars}
-    names |= {i.argval for i in dis.get_instructions(function) if i.opname == "LOAD_GLOBAL"}
-    args = [a.name for r in kernel.parts.regions for a in r.args if a.captured and not a.read]
-    return (*names, *args)
-
-
-def _check_captured(kernel: KernelLike, captured: Sequence[str]) -> None:
-    """Raises ``GradientError`` where the derivative would leave out a tensor that is no argument,
-    and so none of the operator's."""
-    function = kernel.function
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    scope = dict(function.__globals__)
-    for name, cell in cells:
-        with contextlib.suppress(ValueError):  # not assigned yet
-            scope[name] = cell.cell_contents
-    for dotted in captured:
-        first, *rest = dotted.split(".")
-        value = functools.reduce(lambda v, name: getattr(v, name, None), rest, scope.get(first))
-        if (isinstance(value, list | tuple) and any(map(is_batched, value))) or is_batched(value):
-            raise foreign_error(f"`{dotted}`", kernel.span)
-        if has_dual((value,)) or (is_recording() and needs_grad(value)):
-            raise GradientError(
-                f"`{dotted}` needs a derivative, and it is not an argument of the kernel",
-                kernel.span,
-                help="torch.compile and other transforms see arguments only: pass it as one, "
-                f"or {dotted}.detach()",
-            )  # fmt: skip
+def _returned(operators: Operators, tensors: Sequence[bool]) -> Returned:
+    """What is returned where these parameters are tensors. Dynamo traces this."""
+    totals = operators.kernel.parts.totals
+    numbers = [p.name for p, is_one in zip(operators.parameters, tensors, strict=True)
+               if p.name in totals and not is_one]  # fmt: skip
+    return operators.returned.without(numbers) if numbers else operators.returned
 
 
 def _draws(operators: Operators, text: str) -> bool:
@@ -510,6 +475,16 @@ def _is_copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         ):  # fmt: skip
             return True
     return not traced and has_dual(values)
+
+
+def _is_differentiated(values: Sequence[Any]) -> bool:
+    """Whether a gradient may be asked for. Dynamo traces this."""
+    if not torch.is_grad_enabled():
+        return False
+    for value in (*values, *(v for x in values if isinstance(x, list | tuple) for v in x)):
+        if isinstance(value, torch.Tensor) and has_history(value):
+            return True
+    return is_transformed() and differentiates()
 
 
 def has_history(value: torch.Tensor) -> bool:

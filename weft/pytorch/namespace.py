@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 import threading
@@ -86,6 +87,13 @@ class Family:
         self.direct = dict[str, Callable[..., Any]]()
         self.boxed: dict[str, Any] = {}  # kernels in machine code, by name (``BoxedKernel``)
         self.portable: dict[str, Callable[[], Any]] = {}  # what makes them for a library
+        self.look_around: Callable[..., Any] | None = None  # which gives ``around``
+
+    @functools.cached_property
+    def around(self) -> Any:
+        """What is around the kernel (``around.py``), which derivatives ask for."""
+        assert self.look_around is not None
+        return self.look_around()
 
     def define(
         self, name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any],

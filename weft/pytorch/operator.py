@@ -20,6 +20,7 @@ from weft.frontend.returns import Returned, tensors_of
 from weft.lang.dtypes import DType, tensor_of
 from weft.pytorch import flops
 from weft.pytorch.ambient import Autocast, under
+from weft.pytorch.around import Around
 from weft.pytorch.batches import storage
 from weft.pytorch.boxed import BoxedBackward, BoxedKernel, Found, boxed_kernel
 from weft.pytorch.changing import CHANGING, number_in
@@ -94,10 +95,11 @@ class OperatorForm:
         returns = "Tensor" if made == 1 else f"({', '.join(['Tensor'] * made)})"
         return f"({', '.join(parts)}) -> {returns}"
 
-    def make(self, name: str, schema: str, tags: tuple[torch.Tag, ...]) -> Operator:
-        """Defines the operator, all that torch asks of it, and its derivatives."""
+    def make(self, name: str, schema: str, tags: Sequence[Any], decided: Any) -> Operator:
+        """Defines the operator, all that torch asks, and derivatives (``decided``: ``Around``)."""
         namespace = namespace_of(self.namespace)
         name, family = namespace.free_name(name), Family(namespace)
+        family.look_around = functools.partial(Around, self.kernel, self.constants, decided)
         fake = self.implementation(fake_launchers(self.kernel, operator=True))
         run = self.implementation(None)
         code = self._boxed(name)
@@ -115,14 +117,9 @@ class OperatorForm:
         if code is not None:
             code.attach(family, name)
         # The hashes of overload and packet are those of what ``attach`` puts there.
-        flops.register(family, overload, self.kernel.span, self._counted)
+        flops.register(family, overload, self.kernel.span, functools.partial(_counted, self))
         _stays(overload)
         return Operator(overload, self.types, self.constants, rule, self)
-
-    def _counted(self, counter: Counter, inputs: Sequence[Any]) -> None:
-        """A call whose operations are counted."""
-        with counter.watching():
-            self.implementation(counter.launchers(self.kernel))(*inputs)
 
     def _boxed(self, name: str, *, frozen: bool = False) -> BoxedKernel | None:
         """Its kernel in machine code, if there is one. ``frozen``: as a library has it."""
@@ -239,8 +236,7 @@ class OperatorForm:
             uncounted = _is_excluded(_VERSIONS)  # compiled graphs do not count what is written
             _exclude(_VERSIONS, False)
             try:
-                hidden = reaching and not torch.is_grad_enabled()
-                out = seen(call, passed, kernel.span, grad) if hidden else call(passed)
+                out = seen(call, passed, kernel.span, grad) if reaching else call(passed)
                 if before != [_version(passed[k]) for k in unwritten]:
                     pairs = zip(unwritten, before, strict=True)
                     changed = {k for k, version in pairs if version != _version(passed[k])}
@@ -408,6 +404,12 @@ def _version(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return None if value.is_inference() else value._version
     return [_version(v) for v in value] if isinstance(value, list | tuple) else None
+
+
+def _counted(form: OperatorForm, counter: Counter, inputs: Sequence[Any]) -> None:
+    """A call whose operations are counted."""
+    with counter.watching():
+        form.implementation(counter.launchers(form.kernel))(*inputs)
 
 
 def needs_grad(value: Any) -> bool:

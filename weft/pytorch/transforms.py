@@ -19,14 +19,15 @@ from torch._functorch import pyfunctorch
 from torch._functorch.vmap import vmap_increment_nesting
 from torch.autograd import forward_ad
 
-from weft.errors import GradientError, KernelValueError
+from weft.errors import KernelValueError
 from weft.frames import user_frames
 from weft.pytorch import batches
-from weft.pytorch.ambient import Draws, function_modes, under_modes
+from weft.pytorch.ambient import Draws, function_modes, under_dtype, under_modes
+from weft.pytorch.around import Around
 from weft.pytorch.batches import Fresh, is_batched, level_of, unbatched, under_vmap, wrapped
 from weft.pytorch.dynamo import untraced
 from weft.pytorch.forward_level import is_dual, level, primal_of
-from weft.pytorch.hidden import Asked, Hidden
+from weft.pytorch.hidden import AGAIN, Asked, Hidden, foreign_error
 from weft.pytorch.inputs import Structure, items
 from weft.source import Span
 
@@ -80,14 +81,6 @@ def gradients(
     return [torch.zeros_like(v) if g is None else g for v, g in zip(leaves, found, strict=True)]
 
 
-def foreign_error(name: str = "a tensor", span: Span | None = None) -> GradientError:
-    """What a transform would take for a constant, or for a batch of its own."""
-    return GradientError(
-        f"{name} belongs to a transform of torch.func, and it is not an argument of the kernel",
-        span, help="transforms see arguments only: pass it as one",
-    )  # fmt: skip
-
-
 def is_functionalized(written: frozenset[str], span: Span) -> bool:
     """Whether ``torch.func.functionalize`` sees a call first: for it an operator is enough. Raises
     ``KernelValueError`` where torch has no rule for what is to happen then."""
@@ -121,11 +114,13 @@ def is_batch(tensor: torch.Tensor) -> bool:
     return False
 
 
-def called(f: Callable[..., Any], values: Sequence[Any], span: Span) -> Any:
-    """``f(*values)`` under transforms of ``torch.func``: a tensor or a tuple of tensors."""
+def called(f: Callable[..., Any], values: Sequence[Any], span: Span, around: Around) -> Any:
+    """``f(*values)`` under transforms of ``torch.func``: a tensor or a tuple of tensors. ``around``
+    is what else it reads."""
     tensors, form = Structure.of(values)
     single = False
     draws: Draws | None = None
+    seen, dtype = around.seen(), torch.get_default_dtype()
     # Torch takes modes (``torch.device``, say) away while it transforms.
     modes = [mode for mode in function_modes() if not isinstance(mode, Fresh | Hidden)]
     asked = Asked(torch.is_grad_enabled(), batches.level())
@@ -134,9 +129,12 @@ def called(f: Callable[..., Any], values: Sequence[Any], span: Span) -> Any:
         """The first time it is called for the values, then for derivatives."""
         nonlocal single, draws
         given = form.inputs(tensors)
-        again = asked.known() if draws is None else draws.again()
-        draws = draws or Draws(given)
-        with under_modes(modes), again:
+        again = contextlib.nullcontext() if draws is None else draws.again()
+        if draws is not None:
+            around.check(seen)
+        known = (asked if draws is None else AGAIN).known()
+        draws = draws or Draws(given, [*seen.sources.values()])
+        with under_modes(modes), under_dtype(dtype), again, known:
             out = f(*given)
         single = not isinstance(out, tuple | list)
         return tuple(items(out))

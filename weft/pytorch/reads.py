@@ -1,0 +1,99 @@
+"""What names a function's code reads: of its own cells, of globals, of attributes."""
+
+from __future__ import annotations
+
+import ast
+import dis
+from collections.abc import Iterable
+from types import CodeType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from weft.frontend.names import dotted, root_name
+from weft.frontend.split import SELF_EVIDENT
+from weft.source import children, codes, subtree
+from weft.values import frozen
+
+_known = WeakKeyDictionary[CodeType, "Reads"]()
+_GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
+_ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"})
+
+
+@frozen
+class Reads:
+    """The names of cells, globals, modules that are imported inside, and attributes."""
+
+    cells: tuple[str, ...]
+    names: tuple[str, ...]
+    modules: tuple[str, ...]
+    attributes: frozenset[str]
+
+    def within(self, text: frozenset[str]) -> Reads:
+        """Those that a part of the function names, whose names are ``text``."""
+        private = {n for n in self.attributes if n.startswith("_") and "__" in n[1:]}
+        return Reads(
+            tuple(n for n in self.cells if n in text), tuple(n for n in self.names if n in text),
+            self.modules, frozenset({*(self.attributes & text), *private}),
+        )  # fmt: skip
+
+
+def reads_of(code: CodeType) -> Reads:
+    """What ``code``, and the functions that are defined in it, reads."""
+    found = _known.get(code)
+    if found is None:
+        globals_, attributes, modules = dict[str, None](), set[str](), dict[str, None]()
+        for each in (code, *codes(code)):
+            for one in dis.get_instructions(each):
+                if one.opname in _GLOBALS:
+                    globals_[one.argval] = None
+                elif one.opname in _ATTRIBUTES:
+                    attributes.add(one.argval)
+                elif one.opname == "IMPORT_NAME":
+                    modules[one.argval] = None
+            if "getattr" in each.co_names:
+                attributes.update(c for c in each.co_consts if isinstance(c, str))
+        found = Reads(code.co_freevars, tuple(globals_), tuple(modules), frozenset(attributes))
+        _known[code] = found
+    return found
+
+
+def text_of(statements: Iterable[ast.stmt]) -> frozenset[str]:
+    """The names and attributes in ``statements``."""
+    nodes = [n for s in statements for n in subtree(s)]
+    strings = {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    return frozenset(
+        {n.id for n in nodes if isinstance(n, ast.Name)} | strings
+        | {n.attr for n in nodes if isinstance(n, ast.Attribute)}
+    )  # fmt: skip
+
+
+def keys_of(statements: Iterable[ast.stmt]) -> dict[str, frozenset[Any] | None]:
+    """Of each dotted name the constants that it is subscripted with; None where it stands for
+    itself somewhere."""
+    found: dict[str, frozenset[Any] | None] = {}
+    left: list[ast.AST] = [*statements]
+    while left:
+        node = left.pop()
+        place, key = node, None
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            place, key = node.value, frozenset({node.slice.value})
+        if isinstance(place, ast.Name | ast.Attribute) and root_name(place) is not None:
+            name = dotted(place)
+            before = found.get(name, frozenset())
+            found[name] = None if key is None or before is None else before | key
+        else:
+            left += children(node)
+    return found
+
+
+def shaped(names: Iterable[str]) -> frozenset[str]:
+    """The dotted names of which ``names``, those of a text, have shapes, dtypes and the like alone:
+    what a write to the elements does not change."""
+    found, others = set[str](), set[str]()
+    for name in names:
+        owner, _, last = name.rpartition(".")
+        if last in SELF_EVIDENT:
+            found.add(owner)
+        else:
+            others |= {name, owner}
+    return frozenset(found - others)

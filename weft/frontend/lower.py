@@ -338,79 +338,6 @@ def dtypes_of(kind: Kind) -> list[str]:
     return [kind.dtype] * count if not isinstance(kind, OpaqueKind) else []
 
 
-def _is_another_name(cx: Lowering, name: str) -> bool:
-    """Whether the host part may give ``name`` a tensor that has another name, or has given its
-    tensor another name: Python would change that, too. Names that weft makes are those of what is
-    its own. What begins as a number is one, also as the 0-d tensor that a loop gives."""
-    if name.startswith("weft_"):
-        return False
-    loop = cx.region.node
-    inside = {*subtree(loop)}
-    pairs = [(getattr(n, "lineno", 0), *pair) for n in subtree(cx.source.tree) if n not in inside
-             for pair in _given(n)]  # fmt: skip
-    values = [value for _, target, value in pairs if target == name]
-    made = any(isinstance(v, ast.Call) and not isinstance(v.func, ast.Name) for v in values)
-    return any(map(_is_view, values)) or any(
-        made and isinstance(value, ast.Name) and value.id == name and line < loop.lineno
-        for line, _, value in pairs
-    )
-
-
-def _given(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """The names that the statement or expression ``node`` assigns, with what each may be."""
-    match node:
-        case ast.Assign(targets=targets, value=value):
-            for target in targets:
-                yield from _paired(target, value)
-        case ast.AnnAssign(target=target, value=ast.expr() as value):
-            yield from _paired(target, value)
-        case ast.NamedExpr(target=target, value=value):
-            yield from _paired(target, value)
-        case _:
-            pass
-
-
-def _paired(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
-    match target, value:
-        case ast.Name(id=name), ast.IfExp(body=body, orelse=orelse):
-            yield from ((name, each) for each in (body, orelse))
-        case ast.Name(id=name), ast.BoolOp(values=values):
-            yield from ((name, each) for each in values)
-        case ast.Name(id=name), ast.NamedExpr(value=inner):
-            yield name, inner
-        case ast.Name(id=name), _:
-            yield name, value
-        case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
-            for pair in zip(targets, values, strict=True):
-                yield from _paired(*pair)
-        case _:
-            pass
-
-
-# Of a tensor without dimensions, which have none either.
-_WHOLE_VIEWS = (
-    "squeeze",
-    "view",
-    "view_as",
-    "reshape",
-    "reshape_as",
-    "detach",
-    "expand",
-    "permute",
-)
-
-
-def _is_view(value: ast.expr) -> bool:
-    """Whether it gives what has a name, or a view of it that is no element."""
-    match value:
-        case ast.Name() | ast.Attribute():
-            return True
-        case ast.Call(func=ast.Attribute(value=ast.Name() | ast.Attribute(), attr=method)):
-            return method in _WHOLE_VIEWS
-        case _:
-            return False
-
-
 def _before(cx: Lowering, node: ast.For, name: str) -> tuple[Operand, TotalKind]:
     """What ``name``, which the loop accumulates into, is before it, and the kind of its total."""
     before = cx.frame.lookup(name, cx.span(node), cx.guards)
@@ -423,12 +350,8 @@ def _before(cx: Lowering, node: ast.For, name: str) -> tuple[Operand, TotalKind]
             f"an atomic on `{name}`, which is {describe(before)}", cx.span(atomic),
             help=f"write {name}[None], its element",
         )  # fmt: skip
-    if isinstance(before, Tensor) and not given and _is_another_name(cx, name):
-        raise KernelTypeError(
-            f"`{name}` is another name of a tensor, which a sum in it would change",
-            cx.span(atomic or node),
-            help=f"give it a copy ({name} = y.clone()), or accumulate into a tensor's element",
-        )
+    if isinstance(before, Tensor) and not given:
+        reductions.check_names(cx.source.tree, cx.region.node, name, cx.span(atomic or node))
     total = isinstance(before, Vec | Tup) and name in cx.region.vector_results
     if not (is_scalar or total or (isinstance(before, Tensor) and before.rank == 0)):
         raise KernelTypeError(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
-from weft.errors import KernelSyntaxError
+from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend.accumulations import ATOMIC
 from weft.frontend.desugar import placed
 from weft.frontend.expressions import BINARY
 from weft.frontend.kinds import UNSIGNED, is_float
+from weft.lang.dtypes import DTYPES
 from weft.source import FunctionSource, children, subtree
 
 # The combiner that `x op= v` accumulates with.
@@ -180,3 +182,83 @@ def _is(node: ast.AST, name: str) -> bool:
 
 def _reads(node: ast.AST, name: str) -> bool:
     return any(_is(n, name) for n in subtree(node))
+
+
+def check_names(tree: ast.AST, loop: ast.For, name: str, span: Span) -> None:
+    """Refuses a total that the host part may give a tensor which has another name, or whose tensor
+    it has given another name: Python would change that, too. Names that weft makes are those of
+    what is its own. What begins as a number is one, also as the 0-d tensor that a loop gives."""
+    if name.startswith("weft_"):
+        return
+    inside = {*subtree(loop)}
+    pairs = [(getattr(n, "lineno", 0), *pair) for n in subtree(tree) if n not in inside
+             for pair in _given(n)]  # fmt: skip
+    values = [value for _, target, value in pairs if target == name]
+    if any(map(_is_view, values)):
+        raise KernelTypeError(
+            f"`{name}` is another name of a tensor, which a sum in it would change", span,
+            help=f"give it a copy ({name} = y.clone()), or accumulate into a tensor's element",
+        )  # fmt: skip
+    called = [v.func for v in values if isinstance(v, ast.Call)]
+    made = any(isinstance(f, ast.Attribute) and f.attr not in DTYPES for f in called)
+    for line, other, value in pairs:
+        if made and isinstance(value, ast.Name) and value.id == name and line < loop.lineno:
+            raise KernelTypeError(
+                f"`{other}` is another name of `{name}`, which a sum in that would change", span,
+                help=f"give it a copy: {other} = {name}.clone()",
+            )  # fmt: skip
+
+
+def _given(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """The names that the statement or expression ``node`` assigns, with what each may be."""
+    match node:
+        case ast.Assign(targets=targets, value=value):
+            for target in targets:
+                yield from _paired(target, value)
+        case ast.AnnAssign(target=target, value=ast.expr() as value):
+            yield from _paired(target, value)
+        case ast.NamedExpr(target=target, value=value):
+            yield from _paired(target, value)
+        case _:
+            pass
+
+
+def _paired(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    match target, value:
+        case ast.Name(id=name), ast.IfExp(body=body, orelse=orelse):
+            yield from ((name, each) for each in (body, orelse))
+        case ast.Name(id=name), ast.BoolOp(values=values):
+            yield from ((name, each) for each in values)
+        case ast.Name(id=name), ast.NamedExpr(value=inner):
+            yield name, inner
+        case ast.Name(id=name), _:
+            yield name, value
+        case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
+            for pair in zip(targets, values, strict=True):
+                yield from _paired(*pair)
+        case _:
+            pass
+
+
+# Of a tensor without dimensions, which have none either.
+_WHOLE_VIEWS = (
+    "squeeze",
+    "view",
+    "view_as",
+    "reshape",
+    "reshape_as",
+    "detach",
+    "expand",
+    "permute",
+)
+
+
+def _is_view(value: ast.expr) -> bool:
+    """Whether it gives what has a name, or a view of it that is no element."""
+    match value:
+        case ast.Name() | ast.Attribute():
+            return True
+        case ast.Call(func=ast.Attribute(value=ast.Name() | ast.Attribute(), attr=method)):
+            return method in _WHOLE_VIEWS
+        case _:
+            return False

@@ -530,3 +530,25 @@ def test_what_two_functions_store_and_read_is_one_argument() -> None:
         doubled(x, *parts(w))
         assert w.tolist() == [0.0, 2.0, 4.0]
     assert len(doubled.launchers[0].region.args) == 4  # x, get, put and the tensor
+
+
+def test_a_first_call_draws_what_others_do() -> None:
+    """What called functions reach is found in it, and it is tried again; numbers are drawn once."""
+    weights, offsets = [torch.ones(3)], {"one": torch.zeros(3)}
+
+    def weighted(i: Any) -> Any:
+        return weights[0][i] + offsets["one"][i]
+
+    @weft.kernel
+    def noise(x):
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = weighted(i) * weft.random()
+        return out
+
+    found: list[torch.Tensor] = []
+    for _ in range(3):
+        torch.manual_seed(0)
+        found.append(noise(torch.ones(3)))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])

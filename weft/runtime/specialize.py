@@ -183,6 +183,9 @@ class Forms:
     def retried(self, args: tuple[Any, ...], call: Callable[[tuple[Any, ...]], T]) -> T:
         """``call`` of the arguments and what called functions reach, which it may have to find."""
         asked: set[Any] = set()
+        following = self.region.args[len(args) : len(args) + 1]
+        if following and following[0].key == KEY:  # drawn once, however often it is tried
+            args = (*args, self.read(following[0], args))
         while True:
             try:
                 return call(_judged(self, args, asked))

@@ -44,11 +44,15 @@ def foreign_error(name: str = "a tensor", span: Span | None = None) -> GradientE
 
 def captured(kernel: KernelLike) -> tuple[str, ...]:
     """The values that the kernel takes from around it, dotted where they are attributes."""
-    function = kernel.function
-    names = {*function.__code__.co_freevars}
-    names |= {i.argval for i in dis.get_instructions(function) if i.opname == "LOAD_GLOBAL"}
     args = [a.name for r in kernel.parts.regions for a in r.args if a.captured and not a.read]
-    return (*names, *args)
+    return (*_names(kernel.function), *args)
+
+
+def _names(function: Callable[..., Any]) -> set[str]:
+    """Those of its own text that it takes from closures and globals."""
+    code = function.__code__
+    found = {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"}
+    return found | {*code.co_freevars}
 
 
 def check_captured(kernel: KernelLike, names: Sequence[str]) -> None:
@@ -122,10 +126,7 @@ def is_recording() -> bool:
 def reaches(function: Callable[..., Any], values: Iterable[Any]) -> bool:
     """Whether ``function``, which has these values besides, may find tensors that it does not
     name."""
-    scope = Scope.of(function)
-    code = function.__code__
-    names = {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"}
-    around = [scope.lookup(name) for name in {*names, *code.co_freevars}]
+    around = map(Scope.of(function).lookup, _names(function))
     return not all(map(_is_plain, (*around, *values)))
 
 

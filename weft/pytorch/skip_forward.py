@@ -6,6 +6,7 @@ its gradient can want to know of it. Whether it wants to know is found by derivi
 
 from __future__ import annotations
 
+import abc
 import ast
 import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -65,7 +66,7 @@ def replaying(
     return launch
 
 
-class _Found(Generic[T]):
+class _Found(abc.ABC, Generic[T]):
     """What is found out about a call by running the host part on tensors without memory, once for
     each set of types. ``run(launchers, inputs, recording=...)`` runs it."""
 
@@ -87,9 +88,9 @@ class _Found(Generic[T]):
         with _disable_current_modes(), torch._C._ForceDispatchKeyGuard(*PLAIN):
             return self.find([hollow(v, _hint) for v in inputs], inputs)
 
+    @abc.abstractmethod
     def find(self, like: Sequence[Any], inputs: Sequence[Any]) -> T:
         """``like``: the inputs, without memory."""
-        raise NotImplementedError
 
 
 class NeedsOutputs(_Found[bool]):

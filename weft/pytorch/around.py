@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import enum
 import functools
+import itertools
 import os
 import random
 import sys
@@ -18,10 +19,11 @@ import time
 import types
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from weft.errors import GradientError
 from weft.frontend.names import KNOWN_MODULES, dotted
@@ -48,6 +50,7 @@ _CLOCKS = frozenset({"now", "today", "utcnow"})  # methods of classes of ``datet
 # What differs between an operator and its derivative, as it is called.
 _ASKS = frozenset({"is_grad_enabled", "requires_grad", "is_leaf", "grad_fn"})
 _ALWAYS = "is_grad_enabled"  # the answer depends on no argument
+_MOST_NOTED = 16
 _LARGEST = 1 << 16  # bytes of an array of NumPy that is compared
 _NOTHING: dict[str, Any] = {}
 _Value = tuple[Any, int | None]  # with how often it was written to, if it is a tensor
@@ -61,6 +64,15 @@ class Seen:
     entries: dict[str, _Value]
     sources: dict[str, Any]
     once: str = ""
+
+
+class _Trace(NamedTuple):
+    """What is left of a value to compare it with others, without keeping it: a hash, the text of a
+    plain one, the number of a tensor (or -1)."""
+
+    key: int
+    text: str
+    tensor: int
 
 
 class Around:
@@ -82,6 +94,7 @@ class Around:
         self.package = (self.function.__module__ or "").partition(".")[0]
         self.attributes = {*self.reads.attributes, *(_ASKS & {*self.reads.names})}
         self.wanted: list[str] = []  # the same, in order
+        self.noted = dict[int, dict[str, _Trace]]()  # what was there lately
         self.seen()  # adds the attributes that functions read
 
     def unsteady(self) -> tuple[str, str]:
@@ -107,6 +120,42 @@ class Around:
             if len(self.attributes) == known:
                 return walk.seen
 
+    def may_change(self) -> bool:
+        """Whether there is something that is no function, and that a graph of the operator does not
+        have as a constant."""
+        fixed = {*self.decided, *self.constants}
+        return any(
+            not isinstance(value, types.FunctionType | type)
+            and not (name in fixed and type(value) in _LEAVES)
+            for name, (value, _) in self.seen().entries.items()
+        )
+
+    def note(self) -> int:
+        """A number that tells what is there now."""
+        traces = {name: _trace(value) for name, value in self.seen().entries.items()}
+        number = hash((*traces.items(),))
+        self.noted.pop(number, None)
+        self.noted[number] = traces
+        if len(self.noted) > _MOST_NOTED:
+            del self.noted[next(iter(self.noted))]
+        return number
+
+    def compare(self, number: int) -> None:
+        """Raises ``GradientError`` where what is there now is not what had that number."""
+        before, now = self.noted.get(number), self.note()
+        if now == number:
+            return
+        after = self.noted[now]
+        for name in [*(before or ()), *after]:
+            was, is_ = ((traces or {}).get(name, _NO_TRACE) for traces in (before, after))
+            if was != is_ and before is not None:
+                raise self._changed(name, was, is_)
+        raise GradientError(
+            f"what `{self.name}` reads around it is not what it was at the call, and the "
+            "derivative would be that of another call", self.span,
+            help="pass what changes as an argument",
+        )  # fmt: skip
+
     def check(self, before: Seen) -> None:
         """Raises ``GradientError`` where something is not what it was ``before``."""
         self.refuse(before)
@@ -114,9 +163,9 @@ class Around:
         for name in [*before.entries, *now.entries]:
             was, is_ = (seen.entries.get(name, _ABSENT) for seen in (before, now))
             if not _same(was, is_):
-                raise self._changed(name, was, is_)
+                raise self._changed(name, _trace(was), _trace(is_))
 
-    def _changed(self, name: str, was: _Value, now: _Value) -> GradientError:
+    def _changed(self, name: str, was: _Trace, now: _Trace) -> GradientError:
         return GradientError(
             f"{_difference(name, was, now)}, and the derivative would be that of another call",
             self.span, help=f"pass `{name}` as an argument of `{self.name}`, or leave it as it is "
@@ -138,7 +187,7 @@ class Around:
         for name, value in self.decided.items():  # of the graph that has the call
             now = seen.entries.get(name)
             if now is not None and type(now[0]) is type(value) and now[0] != value:
-                raise self._changed(name, (value, None), now)
+                raise self._changed(name, _trace((value, None)), _trace(now))
 
 
 def check_asks(family: Any, passed: Sequence[Any]) -> None:
@@ -372,6 +421,15 @@ class _Walk:
 
 
 _ABSENT: _Value = object(), None
+_count = itertools.count()
+_numbers = WeakIdKeyDictionary()  # of tensors: what is at the address of one may be another later
+
+
+def number_of(tensor: torch.Tensor) -> int:
+    """A number that no other tensor of this process has or had."""
+    if tensor not in _numbers:
+        _numbers[tensor] = next(_count)
+    return _numbers[tensor]
 
 
 @functools.cache
@@ -388,11 +446,22 @@ def _same(one: _Value, other: _Value) -> bool:
     return a is b or constant_key(a) == constant_key(b)
 
 
-def _difference(name: str, was: _Value, now: _Value) -> str:
+def _trace(value: _Value) -> _Trace:
+    found, version = value
+    if isinstance(found, torch.Tensor):
+        number = number_of(found)
+        return _Trace(hash((number, version)), "", number)
+    text = repr(found) if type(found) in _LEAVES else ""
+    return _Trace(hash(constant_key(found)), text, -1)
+
+
+_NO_TRACE = _trace(_ABSENT)
+
+
+def _difference(name: str, was: _Trace, now: _Trace) -> str:
     """What has become of ``name``, in words."""
-    (a, _), (b, _) = was, now
-    if a is b and isinstance(a, torch.Tensor):
+    if was.tensor == now.tensor >= 0:
         return f"`{name}` was written to after the call"
-    if type(a) in _LEAVES and type(b) in _LEAVES and len(repr(a)) + len(repr(b)) <= 60:
-        return f"`{name}` was {a!r} at the call and is {b!r} now"
+    if was.text and now.text and len(was.text) + len(now.text) <= 60:
+        return f"`{name}` was {was.text} at the call and is {now.text} now"
     return f"`{name}` is not what it was at the call"

@@ -343,7 +343,8 @@ class BoxedBackward(BoxedKernel):
         if missing:
             log.debug("gradients of operators are in Python: %s", missing)
             return None
-        types = *code.types, "Tensor[]", "int[]", "Tensor[]?", "int[]?"  # see ``Rule._backward``
+        # See ``Rule._backward``.
+        types = *code.types, "Tensor[]", "int[]", "Tensor[]?", "int[]?", "Tensor?"
         made = cls(code.launcher, types, code.recipe)
         made.former = former
         return made

@@ -41,7 +41,7 @@ class _Steps:
 
     def __init__(self, kernel: BoxedKernel, program: Program, passed: Sequence[Any]) -> None:
         self.kernel, self.program, recipe = kernel, program, kernel.recipe
-        *inputs, _, numbers, outs, given = passed
+        *inputs, _, numbers, outs, given, _ = passed
         launcher, self.args, fresh, self.specs, self.compiled, self.guards = kernel.specialized(
             inputs, program
         )
@@ -54,7 +54,7 @@ class _Steps:
         self.items: dict[int, int] = {}  # of the function's arguments that the operator has
         self.made: dict[int, int] = {}  # those that it makes: their places among what it returns
         self.pairs = set[int]()  # those that are the parts of complex numbers
-        self.grads, first = program.starts[-4], program.starts[-2]
+        self.grads, first = program.starts[-5], program.starts[-3]
         held: list[Operand] = []
         for place, spec, value in zip(recipe.places, self.specs, self.args, strict=True):
             if not isinstance(spec, ConstSpec):

@@ -32,6 +32,7 @@ from weft.pytorch.inputs import Structure, items
 from weft.pytorch.namespace import Family, without_defaults
 from weft.pytorch.samples_op import Samples, extra_arguments
 from weft.pytorch.transforms import is_float
+from weft.pytorch.unchanged import Noting, held_to, is_noting
 from weft.source import Span
 
 if TYPE_CHECKING:
@@ -118,15 +119,16 @@ class Rule:
             return self._derived[kind]
 
     def _backward(self) -> Rule:
-        """The operator ``<name>_backward(inputs..., grads, wanted, outs, given)``.
+        """The operator ``<name>_backward(inputs..., grads, wanted, outs, given, unchanged)``.
 
         ``grads`` are those of the results of floats that ``given`` numbers, None: of all. Nobody
-        looks at the others, whose slopes may be infinite: no zeros stand for them. The last two may
-        be left out: graphs do that which torch keeps from before there were such arguments.
+        looks at the others, whose slopes may be infinite: no zeros stand for them. ``unchanged``
+        is of no meaning: what gives it (``unchanged.py``) comes before. The last three may be left
+        out: graphs do that which torch keeps from before there were such arguments.
         """
         n = self._number()
         arguments = f"Tensor[] grads{n}, int[] wanted{n}, Tensor[]? outs{n}=None"
-        arguments += f", int[]? given{n}=None"
+        arguments += f", int[]? given{n}=None, Tensor? unchanged{n}=None"
         split = self.split
 
         def made(
@@ -242,6 +244,8 @@ class Rule:
                 return found if self.of is None else [*found]
             if torch.is_grad_enabled() and torch._C._any_requires_grad(*passed):
                 self._before.seen = self.family.around.seen()
+                if is_noting(self.family, passed):
+                    return self.noting(keyset, *passed)
                 return differentiable(keyset, *passed)
             try:
                 with torch._C._AutoDispatchBelowAutograd():
@@ -252,18 +256,30 @@ class Rule:
 
         self.family.differentiate(self.name, autograd)
 
-    def record(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-        self.setup_context(ctx, inputs, output, self._before.seen)
+    @functools.cached_property
+    def noting(self) -> Noting:
+        """What a graph with a backward has of the operator."""
+        with self.family.namespace.lock:
+            return Noting(self)
+
+    def record(
+        self, ctx: Any, inputs: Sequence[Any], output: Any, note: torch.Tensor | None = None
+    ) -> None:
+        self.setup_context(ctx, inputs, output, self._before.seen, note)
         if constant := self.constant(inputs):
             made = items(output)
             ctx.mark_non_differentiable(*(made[k] for k in constant))
 
-    def setup_context(self, ctx: Any, inputs: Sequence[Any], output: Any, seen: Seen) -> None:
-        """``seen``: what was around before the call."""
+    def setup_context(
+        self, ctx: Any, inputs: Sequence[Any], output: Any, seen: Seen,
+        note: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """``seen``: what was around before the call, ``note``: what a graph has of that."""
         tensors, ctx.form = Structure.of(inputs)
         made = items(output)
         outs = [o for o in made if isinstance(o, torch.Tensor)] if self.reads(inputs) else []
-        ctx.save_for_backward(*tensors, *outs)
+        ctx.noted = note is not None
+        ctx.save_for_backward(*tensors, *outs, *([note] if note is not None else ()))
         ctx.save_for_forward(*tensors)
         ctx.set_materialize_grads(False)  # see ``_backward``
         ctx.count = len(tensors)
@@ -275,32 +291,7 @@ class Rule:
         self, ctx: Any, needed: Sequence[bool], grads: Sequence[Any]
     ) -> Sequence[Any]:  # fmt: skip
         """The gradient of each of the tensors that are ``needed``, None for the others."""
-        return under_vmap(functools.partial(self._gradients, ctx, needed), grads)
-
-    def _gradients(self, ctx: Any, needed: Sequence[bool], *grads: Any) -> list[Any]:
-        saved = ctx.saved_tensors  # once: a checkpoint lets each be taken out a single time
-        tensors, outs = saved[: ctx.count], list(saved[ctx.count :])
-        inputs = ctx.form.inputs(tensors)
-        wanted = [k for k, need in enumerate(needed) if need]
-        floats = [g for g, is_float in zip(grads, ctx.floats, strict=True) if is_float]
-        given = [k for k, g in enumerate(floats) if g is not None]
-        if not given:
-            return [None] * len(tensors)
-        passed = [*inputs, [floats[k] for k in given], wanted, outs, given]
-        self.family.around.check(ctx.seen)
-        with under(ctx.autocast), under_dtype(ctx.dtype):
-            sharded = self.family.sharded
-            if sharded is not None and self.of is None and sharded.concerns(passed):
-                found = sharded.gradients(self, inputs, _filled(ctx, grads), wanted, outs)
-            else:
-                rule = self.derived(BACKWARD)
-                active = torch._C._are_functorch_transforms_active()
-                found = (transformed(rule.overload, rule, passed) if active
-                         else rule.overload(*passed))  # fmt: skip
-        result: list[Any] = [None] * len(tensors)
-        for k, g in zip(wanted, found, strict=True):
-            result[k] = g
-        return result
+        return under_vmap(functools.partial(_gradients, self, ctx, needed), grads)
 
     @untraced
     @user_frames
@@ -326,6 +317,35 @@ class Rule:
             found = self.derived(JVP).overload(*passed)
         made = [t if has else None for t, has in zip(found, ctx.floats, strict=True)]
         return made[0] if len(made) == 1 and self.of is None else tuple(made)
+
+
+def _gradients(rule: Rule, ctx: Any, needed: Sequence[bool], *grads: Any) -> list[Any]:
+    saved = ctx.saved_tensors  # once: a checkpoint lets each be taken out a single time
+    end = len(saved) - ctx.noted
+    tensors, outs = saved[: ctx.count], list(saved[ctx.count : end])
+    inputs = ctx.form.inputs(tensors)
+    wanted = [k for k, need in enumerate(needed) if need]
+    floats = [g for g, is_float in zip(grads, ctx.floats, strict=True) if is_float]
+    given = [k for k, g in enumerate(floats) if g is not None]
+    if not given:
+        return [None] * len(tensors)
+    known = [floats[k] for k in given]
+    rule.family.around.check(ctx.seen)
+    held = held_to(saved[-1], rule.overload, known) if ctx.noted else None
+    passed = [*inputs, known, wanted, outs, given, held]
+    with under(ctx.autocast), under_dtype(ctx.dtype):
+        sharded = rule.family.sharded
+        if sharded is not None and rule.of is None and sharded.concerns(passed):
+            found = sharded.gradients(rule, inputs, _filled(ctx, grads), wanted, outs)
+        else:
+            derived = rule.derived(BACKWARD)
+            active = torch._C._are_functorch_transforms_active()
+            found = (transformed(derived.overload, derived, passed) if active
+                     else derived.overload(*passed))  # fmt: skip
+    result: list[Any] = [None] * len(tensors)
+    for k, g in zip(wanted, found, strict=True):
+        result[k] = g
+    return result
 
 
 def _runs(made: Made, family: Family, span: Span) -> tuple[Callable[..., Any], Callable[..., Any]]:

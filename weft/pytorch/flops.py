@@ -122,7 +122,7 @@ def _of_samples(family: Family, name: str) -> Callable[..., int] | None:
             backward = kind == "backward"
             every = itertools.repeat(True) if backward else iter([batches[k] for k in numbers])
             one += [sample(along, every), numbers]
-            one += [sample(v, every) for v in itertools.islice(rest, 2 * backward)]
+            one += [sample(v, every) for v in itertools.islice(rest, 3 * backward)]
         return size * flop_registry[packets[match[1] + match[2]]](*one)
 
     return flops

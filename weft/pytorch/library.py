@@ -13,7 +13,6 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -54,6 +53,7 @@ from weft.pytorch.members import Like, MemberKernel, key_of, members_of, reads_o
 from weft.pytorch.namespace import in_ascii, is_sharded, namespace_of
 from weft.pytorch.operator import Operator, OperatorForm
 from weft.pytorch.transforms import called, is_functionalized
+from weft.pytorch.unchanged import is_traced
 from weft.runtime.launch import KernelLike
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Operators:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the kernel through PyTorch's dispatcher."""
         loops = _followed(self, args, kwargs)
-        tracing = loops and (loops is self.recorded if _transforms() else _is_tracing())
+        tracing = loops and (loops is self.recorded if _transforms() else is_traced())
         if tracing and not any(isinstance(v, _CODE) for v in args):
             host = functools.partial(self.host, loops)
             levels = levels_of(*args, *kwargs.values()) if self.fills and _transforms() else None
@@ -448,12 +448,6 @@ def _letters(kernel: KernelLike, loops: frozenset[ast.AST]) -> str:
     return "".join("-" if p.name in read or p.dtype else "c" for p in parameters)
 
 
-def _is_tracing() -> bool:
-    """Whether calls are recorded in a graph of operators: for ``torch.export``, say."""
-    proxies = sys.modules.get("torch.fx.experimental.proxy_tensor")
-    return proxies is not None and proxies.get_proxy_mode() is not None
-
-
 def _followed(operators: Operators, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
     """What stands for the loops of a call whose host part may be followed."""
     recorded = operators.recorded and _is_copied(args, kwargs)
@@ -550,7 +544,7 @@ def _is_followed(value: Any) -> bool:
     """Whether ``value`` is a tensor that a transform, autograd or a graph has to see."""
     return isinstance(value, torch.Tensor) and (
         (torch.is_grad_enabled() and value.requires_grad) or is_functorch_wrapped_tensor(value)
-        or _is_tracing()
+        or is_traced()
     )  # fmt: skip
 
 

@@ -22,9 +22,9 @@ from weft.runtime.launch import KernelLike
 # pyright: reportPrivateUsage=false
 
 
-_DERIVED = re.compile(r"(\w+)_[0-9a-f]{8}(_\d+)?(_vmap)*(_backward|_jvp)*")
+_DERIVED = re.compile(r"(\w+)_[0-9a-f]{8}(_\d+)?(_vmap)*(_backward|_jvp)*(_noted)?")
 DTENSOR = "torch.distributed.tensor"
-KINDS = re.compile(r"_(vmap|backward|jvp)")
+KINDS = re.compile(r"_(vmap|backward|jvp|noted)")
 _DEFAULT = re.compile(r"=(\[[^\]]*\]|[^,()]+)")  # in the text of a schema
 
 
@@ -176,6 +176,8 @@ class Family:
         for kind in kinds:
             if kind == "vmap":
                 _ = self.samples[name].operator
+            elif kind == "noted":
+                _ = self.rules[name].noting
             elif name in self.rules:
                 self.rules[name].derived(kind)
             name += f"_{kind}"

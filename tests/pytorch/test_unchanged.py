@@ -1,0 +1,248 @@
+"""The backward of a compiled graph is that of what its forward has read around the kernel, or it is
+an error that says what has changed."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.func import grad, vmap
+
+import weft
+from weft.errors import GradientError
+
+GAIN = 1.0
+EACH = torch.ones(4)
+DIALS = {"gain": 1.0}
+LISTED = [1.0]
+HELD = types.SimpleNamespace(gain=1.0)
+
+
+def gained(x: Any) -> Any:
+    return x * GAIN
+
+
+@weft.kernel
+def of_global(x):
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = x[i] * x[i] * GAIN
+    return out
+
+
+@weft.kernel
+def of_function(x):
+    y = torch.sin(x)
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = gained(y[i]) * x[i]
+    return out
+
+
+@weft.kernel
+def of_tensor(x):
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = x[i] * x[i] * EACH[i]
+    return out
+
+
+@weft.kernel
+def of_item(x):
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = x[i] * x[i] * DIALS["gain"]
+    return out
+
+
+@weft.kernel
+def of_list(x):
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = x[i] * x[i] * LISTED[0]
+    return out
+
+
+@weft.kernel
+def of_attribute(x):
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = x[i] * x[i] * HELD.gain
+    return out
+
+
+@weft.kernel
+def of_two(x):
+    out, more = torch.empty_like(x), torch.empty_like(x)
+    for i in out:
+        out[i] = x[i] * x[i] * GAIN
+        more[i] = x[i] * GAIN
+    return out, more
+
+
+@weft.kernel
+def of_nothing(x):
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = x[i] * x[i]
+    return out
+
+
+CHANGES: dict[Any, tuple[str, Callable[[], Any]]] = {
+    of_global: ("`GAIN` was 1.0 at the call and is 3.0 now", lambda: globals().update(GAIN=3.0)),
+    of_function: ("`gained: GAIN` was 1.0", lambda: globals().update(GAIN=3.0)),
+    of_tensor: ("`EACH` was written to after the call", lambda: EACH.add_(1)),
+    of_item: ("`DIALS", lambda: DIALS.update(gain=3.0)),
+    of_list: ("`LISTED` is not what it was", lambda: LISTED.append(LISTED.pop() + 2)),
+    of_attribute: ("`HELD.gain` was 1.0", lambda: vars(HELD).update(gain=3.0)),
+    of_two: ("`GAIN` was 1.0", lambda: globals().update(GAIN=3.0)),
+}
+BACKENDS = ["aot_eager", "aot_eager_default_partitioner", "inductor"]
+
+
+@pytest.fixture(autouse=True)
+def anew() -> None:
+    global GAIN
+    GAIN = DIALS["gain"] = LISTED[0] = HELD.gain = 1.0
+    EACH.fill_(1)
+    torch._dynamo.reset()
+
+
+def total(kernel: Any, x: torch.Tensor) -> torch.Tensor:
+    out = kernel(x)
+    return out[0].sum() * out[1].sum() if isinstance(out, tuple) else out.sum()
+
+
+def inputs() -> torch.Tensor:
+    return torch.rand(4).requires_grad_()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kernel", CHANGES, ids=lambda k: k.__name__)
+def test_what_has_changed_is_said(kernel: Any, backend: str) -> None:
+    said, change = CHANGES[kernel]
+    compiled = torch.compile(lambda x: total(kernel, x) * 2, fullgraph=True, backend=backend)
+    for _ in range(3):  # the third is machine code's
+        x = inputs()
+        compiled(x).backward()
+        expected = torch.autograd.grad(total(kernel, y := x.detach().requires_grad_()) * 2, y)
+        torch.testing.assert_close(x.grad, expected[0])
+    out = compiled(inputs())
+    change()
+    with pytest.raises(GradientError, match="would be that of another call") as error:
+        out.backward()
+    assert said in str(error.value)
+    x = inputs()
+    compiled(x).backward()  # of what is there now
+    (expected,) = torch.autograd.grad(total(kernel, y := x.detach().requires_grad_()) * 2, y)
+    torch.testing.assert_close(x.grad, expected)
+
+
+def test_several_calls_before_one_backward() -> None:
+    """A parameter that is annealed: each call had another value."""
+    global GAIN
+    compiled = torch.compile(of_global, fullgraph=True, backend="aot_eager")
+    x = inputs()
+    losses: list[torch.Tensor] = []
+    for GAIN in (1.0, 2.0, 3.0):  # noqa: B007, which is read elsewhere
+        losses.append(compiled(x).sum())
+    with pytest.raises(GradientError, match=r"`GAIN` was (1|2)\.0 at the call and is 3\.0 now"):
+        torch.stack(losses).sum().backward()
+    x.grad = None
+    GAIN = 1.0  # as it was
+    out = compiled(x).sum()
+    GAIN = 2.0
+    GAIN = 1.0
+    out.backward()
+    torch.testing.assert_close(x.grad, 2 * x.detach())
+
+
+def test_a_tensor_in_the_place_of_another() -> None:
+    global EACH
+    before = EACH
+    compiled = torch.compile(of_tensor, fullgraph=True, backend="aot_eager")
+    out = compiled(inputs()).sum()
+    try:
+        EACH = torch.ones(4) * 2
+        with pytest.raises(GradientError, match="`EACH` is not what it was at the call"):
+            out.backward()
+    finally:
+        EACH = before
+
+
+def test_long_ago() -> None:
+    """What is not kept is not named, and an error all the same."""
+    global GAIN
+    compiled = torch.compile(of_global, fullgraph=True, backend="aot_eager")
+    outs: list[torch.Tensor] = []
+    for k in range(40):
+        GAIN = float(k)
+        outs.append(compiled(inputs()).sum())
+    with pytest.raises(GradientError, match="what `of_global` reads around it is not what it was"):
+        outs[0].backward()
+    outs[-1].backward()
+
+
+def nodes(kernel: Any) -> str:
+    found: list[str] = []
+
+    def keep(graph: Any, _: Any) -> Any:
+        found.append(graph.code)
+        return graph
+
+    backend: Any = torch._dynamo.backends.common.aot_autograd(fw_compiler=keep)
+    torch.compile(kernel, fullgraph=True, backend=backend)(inputs())
+    return found[0]
+
+
+def test_what_reads_nothing_around_it_has_no_note() -> None:
+    assert "_noted" in nodes(of_global)
+    assert "_noted" not in nodes(of_nothing)
+    with torch.no_grad():
+        torch._dynamo.reset()
+        assert "_noted" not in nodes(of_global)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_batches(backend: str) -> None:
+    global GAIN
+    compiled = torch.compile(lambda x: vmap(of_global)(x).sum(), fullgraph=True, backend=backend)
+    x = torch.rand(3, 4, requires_grad=True)
+    compiled(x).backward()
+    torch.testing.assert_close(x.grad, 2 * x.detach())
+    out = compiled(x)
+    GAIN = 3.0
+    with pytest.raises(GradientError, match=r"`GAIN` was 1\.0"):
+        out.backward()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_second_derivatives_in_a_graph(backend: str) -> None:
+    global GAIN
+
+    def penalty(x: torch.Tensor) -> torch.Tensor:
+        return grad(lambda y: of_global(y).pow(2).sum())(x).pow(2).sum()
+
+    compiled = torch.compile(penalty, backend=backend, fullgraph=True)
+    x = inputs()
+    (found,) = torch.autograd.grad(compiled(x), x)
+    torch.testing.assert_close(found, 96 * x.detach() ** 5)
+    out = compiled(x)
+    GAIN = 3.0
+    with pytest.raises(GradientError, match=r"`GAIN` was 1\.0"):
+        out.backward()
+
+
+def test_the_operator_is_found_by_its_name() -> None:
+    """As a graph that is kept from an earlier process asks for it."""
+    x = inputs()
+    name = of_global.operators.found((x,), {})[0].overload._schema.name.rpartition(":")[2]
+    made = getattr(torch.ops.weft, f"{name}_noted").default
+    out, note = made(x.detach())
+    torch.testing.assert_close(out, x.detach() ** 2)
+    assert note.dtype is torch.int64
+    assert note.dim() == 0
+    assert torch.library.opcheck(made, (x.detach(),)).keys()

@@ -207,6 +207,25 @@ def copied_tree(node: T, memo: dict[int, Any] | None = None) -> T:
     return made
 
 
+class Known:
+    """What was found of ``node``, as an attribute of it: a copy of the node, which may be changed,
+    has it to be found anew."""
+
+    def __init__(self, node: ast.AST | None, found: object, since: int = 0) -> None:
+        self.node, self.found, self.since = node, found, since
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Known:
+        return Known(None, None)
+
+
+def known_of(node: ast.AST, name: str, since: int = 0) -> Any:
+    """What was found of ``node`` as ``name``, if nothing has changed ``since``; None otherwise."""
+    known: Known | None = getattr(node, name, None)
+    if known is None or known.node is not node or known.since != since:
+        return None
+    return known.found
+
+
 _SAME = {str, int, float, bool, type(None), ast.Load, ast.Store, ast.Del}  # need no copy
 
 

@@ -145,6 +145,7 @@ IN_LOOPS = [
     ("pass", "partly(x, i)"),
     ("g = functools.partial(store_value, 7.0)", "g(x, i)"),
     ("g = functools.partial(store, x)", "g(i)"),
+    ("g = functools.partial(store_value, 7.0)\ng = functools.partial(g, x)", "g(i)"),
     ("g = functools.partial(store_value, x=x, i=0)", "g(7.0)"),
     ("g = writer.method", "g(x, i)"),
     ("pass", "g = writer.method\ng(x, i)"),

@@ -13,6 +13,7 @@ from weft.errors import KernelTypeError
 from weft.frontend.context import Lowering
 from weft.frontend.desugar import desugar_body, placed
 from weft.frontend.kinds import Operand
+from weft.frontend.scope import stands
 from weft.source import children, subtree
 
 _Node = TypeVar("_Node", bound=ast.expr)
@@ -67,7 +68,7 @@ def carry_out(cx: Lowering, statements: list[ast.stmt], at: ast.expr) -> None:
     known: list[ast.stmt] | None = getattr(at, "weft_statements", None)
     if known is None:
         known = desugar_body([placed(s, at) for s in statements], mark(at))
-        at.weft_statements = known  # type: ignore[attr-defined]
+        stands(at, "weft_statements", known)
     frame = cx.frame
     outer = frame.in_part, frame.read
     frame.in_part, frame.read = is_part(cx), [*frame.read, *cx.pending[: cx.begin]]

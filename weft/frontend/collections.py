@@ -15,6 +15,7 @@ from weft.frontend.arguments import keywords, positional
 from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.effects import LAZY
 from weft.frontend.kinds import Operand, Static, Tup, constant_value
+from weft.frontend.scope import stands
 
 _KEYS = "strings, numbers, members of enums, or tuples of these"
 
@@ -68,7 +69,8 @@ def _dict_comprehension(cx: Lowering, node: ast.DictComp) -> Tup:
     pair = ast.copy_location(ast.Tuple([node.key, node.value], ast.Load()), node)
     made: ast.ListComp | None = getattr(node, "weft_pairs", None)
     if made is None:
-        made = node.weft_pairs = ast.copy_location(ast.ListComp(pair, node.generators), node)  # type: ignore
+        made = ast.copy_location(ast.ListComp(pair, node.generators), node)
+        stands(node, "weft_pairs", made)
     found, span = comprehensions.written_out(cx, made), cx.span(node)
     if found is None:
         raise KernelTypeError(

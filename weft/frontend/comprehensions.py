@@ -25,7 +25,7 @@ from weft.frontend.as_statements import (
 from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.kinds import Items, Operand, Row, Scalar, Static, Tup, describe
 from weft.frontend.names import bound_names
-from weft.frontend.scope import assigning
+from weft.frontend.scope import assigning, stands
 from weft.ir import types as ir
 from weft.ir.core import Block, Value, walk
 from weft.ir.views import written_by
@@ -88,7 +88,7 @@ def own(node: _Comprehension) -> _Comprehension:
         found = _Renaming(own).visit(copied_tree(node))
         assert found is not None
         found.generators[0].iter = first
-        node.weft_own = found  # type: ignore[union-attr]
+        stands(node, "weft_own", found)
     return found
 
 
@@ -237,7 +237,7 @@ def _listed(node: _Comprehension) -> ast.ListComp:
     made: ast.ListComp | None = getattr(node, "weft_listed", None)
     if made is None:
         made = ast.copy_location(ast.ListComp(node.elt, node.generators), node)
-        node.weft_listed = made  # type: ignore[union-attr]
+        stands(node, "weft_listed", made)
     return made
 
 

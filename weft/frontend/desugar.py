@@ -22,7 +22,7 @@ from typing import TypeVar
 from weft.frontend.certain import mark_skipped, names_after
 from weft.frontend.matching import without_match
 from weft.frontend.names import own_nodes
-from weft.source import children, subtree
+from weft.source import Known, children, known_of, subtree
 from weft.values import mutable
 
 RETURN_VALUE = ".value"
@@ -86,7 +86,11 @@ def _result(node: ast.Return, valued: bool) -> list[ast.stmt]:
 
 
 def jumps(node: ast.AST) -> set[type]:
-    """Which of Return, Break, Continue leave ``node``; those of loops inside it stay inside."""
+    """Which of Return, Break, Continue leave ``node``; those of loops inside it stay inside. Of a
+    branch they are kept: a chain of them asks each for those of all below it."""
+    known: set[type] | None = known_of(node, "weft_jumping")
+    if known is not None:
+        return known
     found: set[type] = set()
     if isinstance(node, (ast.Return, ast.Break, ast.Continue)):
         found.add(type(node))
@@ -98,6 +102,7 @@ def jumps(node: ast.AST) -> set[type]:
     elif isinstance(node, ast.If):
         for child in (*node.body, *node.orelse):
             found |= jumps(child)
+        node.weft_jumping = Known(node, found)  # type: ignore[attr-defined]
     return found
 
 

@@ -14,6 +14,7 @@ from weft.frontend.effects import LAZY
 from weft.frontend.hints import ITERATION
 from weft.frontend.kinds import Operand, Static, constant_value
 from weft.frontend.names import dotted
+from weft.frontend.scope import stands
 from weft.lang import names
 
 _ITERATING = (map, filter, enumerate, zip, reversed)
@@ -46,7 +47,8 @@ def generator(cx: Lowering, node: ast.expr) -> ast.GeneratorExp | None:
         return None
     known: ast.GeneratorExp | None = getattr(node, "weft_generator", None)
     if known is None:
-        known = node.weft_generator = _made(cx, node, function is filter)  # type: ignore[attr-defined]
+        known = _made(cx, node, function is filter)
+        stands(node, "weft_generator", known)
     return known
 
 
@@ -114,7 +116,8 @@ def _in_loop(cx: Lowering, node: ast.For, made: ast.GeneratorExp) -> ast.For:
         test = ast.BoolOp(ast.And(), list(one.ifs))
         body[0].test = placed(ast.Expr(test), node.iter).value  # type: ignore[attr-defined]
     over = ast.copy_location(comprehensions.going_over(one.iter), node.iter)
-    new = node.weft_loop = _like(node, one.target, over, body)  # type: ignore[attr-defined]
+    new: ast.For = _like(node, one.target, over, body)  # type: ignore[arg-type]
+    stands(node, "weft_loop", new)
     return new
 
 

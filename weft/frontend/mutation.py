@@ -251,7 +251,7 @@ class Calls:
     """What calls write to."""
 
     def __init__(self, at: State, values: Values) -> None:
-        self.at, self.values = at, values
+        self.at, self.values, self.open = at, values, set[ast.Call]()
         self.roots, self.objects = values.roots, values.objects
 
     def call(self, node: ast.Call) -> None:
@@ -277,7 +277,10 @@ class Calls:
             case ast.Lambda() | ast.FunctionDef():
                 self.values.apply(function, node)
             case ast.Call():
-                self.call(partial_call(function, node))
+                if function not in self.open:  # `g = partial(g)` may be made of itself
+                    self.open.add(function)
+                    self.call(partial_call(function, node))
+                    self.open.remove(function)
             case functools.partial():
                 self._calls(applied(node, function.args, function.keywords), function.func)
             case types.MethodType():

@@ -18,7 +18,7 @@ from weft.frontend.names import dotted, is_skipped, own_of_loops
 from weft.frontend.specs import constant_key
 from weft.lang import names
 from weft.lang.elements import Elementwise
-from weft.source import FunctionSource, Span, children, subtree
+from weft.source import FunctionSource, Known, Span, children, known_of, subtree
 from weft.values import mutable
 
 ABSENT: Any = object()  # what a guard reads where there is nothing
@@ -227,8 +227,18 @@ def noted(node: ast.AST, names: set[str]) -> bool:
     known: set[str] = getattr(node, REFERENCES, set())
     if names <= known:
         return False
-    setattr(node, REFERENCES, names | known)
+    stands(node, REFERENCES, names | known)
     return True
+
+
+_changes = [0]  # what may change what ``assigned`` finds
+
+
+def stands(node: ast.AST, mark: str, value: Any) -> None:
+    """Sets the attribute ``mark`` of ``node``: what is lowered in its place, or what ``noted``
+    knows."""
+    _changes[0] += 1
+    setattr(node, mark, value)
 
 
 def referenced(node: ast.AST) -> set[str]:
@@ -263,67 +273,93 @@ def _is_static(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] == "static"
 
 
-def assigned(nodes: Iterable[ast.AST]) -> dict[str, int]:
-    """The names that statements assign, in order of first appearance, with how often they do. All
-    unrolled loops over ``weft.static(...)`` count as one: the index is known in each."""
-    counts: dict[str, int] = {}
-    unrolled: set[str] = set()
+class _Assigned:
+    """The names that statements assign: how often they do, and which of them are the indices of
+    loops over ``weft.static(...)``."""
 
-    def target(node: ast.expr) -> None:
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.unrolled = set[str]()
+
+    def add(self, name: str, count: int) -> None:
+        self.counts[name] = self.counts.get(name, 0) + count
+
+    def join(self, other: _Assigned) -> None:
+        for name, count in other.counts.items():
+            self.add(name, count - (name in other.unrolled and name in self.unrolled))
+        self.unrolled |= other.unrolled
+
+    def target(self, node: ast.expr) -> None:
         if isinstance(node, ast.Name):
-            counts[node.id] = counts.get(node.id, 0) + 1
+            self.add(node.id, 1)
         elif isinstance(node, (ast.Tuple, ast.List)):
             for item in node.elts:
-                target(item)
+                self.target(item)
         elif isinstance(node, ast.Starred):
-            target(node.value)
+            self.target(node.value)
         elif isinstance(node, (ast.Subscript, ast.Attribute)):
             # v[0] = x and s.v.x = y make new values of v and s; stores to tensors do no harm here.
             base: ast.expr = node
             while isinstance(base, ast.Subscript | ast.Attribute):
                 base = base.value
             if isinstance(base, ast.Name):
-                counts[base.id] = counts.get(base.id, 0) + 2
+                self.add(base.id, 2)
 
-    def visit(node: ast.AST) -> None:
+    def visit(self, node: ast.AST) -> None:
+        """Of a branch the names are kept: a chain of them asks each for those of all below it."""
+        if not isinstance(node, ast.If):
+            self._visit(node)
+            return
+        own: _Assigned | None = known_of(node, "weft_assigned", _changes[0])
+        if own is None:
+            own = _Assigned()
+            own._visit(node)
+            node.weft_assigned = Known(node, own, _changes[0])  # type: ignore[attr-defined]
+        self.join(own)
+
+    def _visit(self, node: ast.AST) -> None:
         if isinstance(node, ast.Assign):
             for t in node.targets:
-                target(t)
+                self.target(t)
         elif isinstance(node, ast.AnnAssign):
             if node.value is not None:
-                target(node.target)
+                self.target(node.target)
         elif isinstance(node, ast.AugAssign):
-            target(node.target)
-            target(node.target)
+            self.target(node.target)
+            self.target(node.target)
         elif isinstance(node, ast.For):
             if not _is_static(node.iter) or not isinstance(node.target, ast.Name):
-                target(node.target)
-            elif node.target.id not in unrolled:
-                unrolled.add(node.target.id)
-                target(node.target)
+                self.target(node.target)
+            elif node.target.id not in self.unrolled:
+                self.unrolled.add(node.target.id)
+                self.target(node.target)
         elif isinstance(node, ast.FunctionDef):
-            counts[node.name] = counts.get(node.name, 0) + 1
+            self.add(node.name, 1)
             return
         for name in sorted(referenced(node)):
-            counts[name] = counts.get(name, 0) + 2
-        flag = getattr(node, "weft_break", "")
-        if flag:
-            counts[flag] = counts.get(flag, 0) + 2
+            self.add(name, 2)
+        if flag := getattr(node, "weft_break", ""):
+            self.add(flag, 2)
         for name in getattr(node, "weft_certain", ()):  # it has some value before the loop
-            counts[name] = counts.get(name, 0) + 1
+            self.add(name, 1)
         for child in children(node):
             if isinstance(child, ast.stmt):
-                visit(child)
+                self.visit(child)
             elif isinstance(child, ast.expr):
                 for inner in assigning(child):
                     if isinstance(inner, ast.NamedExpr):
-                        target(inner.target)
+                        self.target(inner.target)
                     for name in sorted(referenced(inner)):
-                        counts[name] = counts.get(name, 0) + 2
+                        self.add(name, 2)
 
+
+def assigned(nodes: Iterable[ast.AST]) -> dict[str, int]:
+    """The names that statements assign, in order of first appearance, with how often they do. All
+    unrolled loops over ``weft.static(...)`` count as one: the index is known in each."""
+    found = _Assigned()
     for node in nodes:
-        visit(node)
-    return counts
+        found.visit(node)
+    return found.counts
 
 
 def note_counts(frame: Frame, nodes: Sequence[ast.stmt]) -> None:

@@ -94,6 +94,21 @@ def spoken(node: ast.AST) -> set[str]:
     return found | {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
 
 
+def test_what_dynamo_traces_looks_at_no_kernel() -> None:
+    """Dynamo before PyTorch 2.13 does not find that attribute of the objects it traces."""
+    traced, looking = set[str](), set[str]()
+    for module in MODULES:
+        for node in ast.walk(parsed(module)[0]):
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            if re.search(r"Dynamo(, which)? traces (this|it)", ast.get_docstring(node) or ""):
+                traced.add(node.name)
+                looking |= {f"{module}:{node.name}" for n in ast.walk(node)
+                            if isinstance(n, ast.Attribute) and n.attr == "kernel"}  # fmt: skip
+    assert {"traced", "assemble", "_returned", "members_of", "taken_apart"} <= traced
+    assert looking == set()
+
+
 STEPS = {"step", "steps", "by", "stride"}
 UPPERS = {"upper", "uppers", "high", "last", "end", "stop", "hi"}
 

@@ -93,6 +93,7 @@ class Operators:
         # the operator of the whole kernel once for each sample.
         self.fills = any(r.args[k].fresh for r in kernel.parts.regions for k in r.stored)
         self.host = kernel.parts.host  # Dynamo does not look at kernels
+        self.totals = tuple(sorted(kernel.parts.totals))
         self.letters = _letters(kernel, loops)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -189,7 +190,7 @@ class Operators:
         return key
 
     def assemble(self, out: Any, values: list[Any]) -> Any:
-        """What the kernel returns, from what the operator returned and the kernel's arguments."""
+        """What the kernel returns, given what the operator returned. Dynamo traces this."""
         names = [p.name for p in self.parameters]
         returned = _returned(self, [isinstance(v, torch.Tensor) for v in values])
         made = [out] if returned.made == 1 else list(out or ())
@@ -387,9 +388,8 @@ def _fits_schema(parameter: Parameter, kind: str) -> bool:
 
 def _returned(operators: Operators, tensors: Sequence[bool]) -> Returned:
     """What is returned where these parameters are tensors. Dynamo traces this."""
-    totals = operators.kernel.parts.totals
     numbers = [p.name for p, is_one in zip(operators.parameters, tensors, strict=True)
-               if p.name in totals and not is_one]  # fmt: skip
+               if p.name in operators.totals and not is_one]  # fmt: skip
     return operators.returned.without(numbers) if numbers else operators.returned
 
 

@@ -241,3 +241,35 @@ def test_pytorch_takes_them_as_others() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_random_kernels_in_the_emulator(seed: int) -> None:
     unsigned.check(Random(seed), lambda kernel, given: emulated(kernel)(*given))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, *DTYPES, torch.int8, torch.int64])
+def test_a_literal_is_taken_off_whose_negative_is_no_number_of_the_dtype(
+    dtype: torch.dtype,
+) -> None:
+    least = torch.iinfo(dtype).min or 5
+
+    @weft.kernel
+    def less(out: torch.Tensor, at: torch.Tensor, shared: torch.Tensor) -> None:
+        for i in range(out.shape[0]):
+            out[i] -= least
+            weft.atomic_sub(shared[at[i]], least)
+
+    start = [0, 3, 200 % torch.iinfo(dtype).max]
+    for run in (less, less.interpret, emulated(less)):
+        out, shared = torch.tensor(start, dtype=dtype), torch.zeros(2, dtype=dtype)
+        run(out, torch.tensor([1, 0, 1]), shared)
+        wanted = torch.tensor(start).sub(least).to(dtype)
+        assert out.tolist() == wanted.tolist()
+        twice = torch.zeros(2, dtype=torch.int64).sub(least).sub(torch.tensor([0, least]))
+        assert shared.tolist() == twice.to(dtype).tolist()
+
+
+def test_a_literal_that_does_not_fit_is_not_taken_off() -> None:
+    @weft.kernel
+    def less(out: torch.Tensor) -> None:
+        for i in range(out.shape[0]):
+            out[i] -= 300
+
+    with pytest.raises(weft.KernelValueError, match="300 does not fit in u8"):
+        less(torch.zeros(3, dtype=torch.uint8))

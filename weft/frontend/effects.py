@@ -27,6 +27,7 @@ from weft.frontend.kinds import (
     Static,
     Tensor,
     View,
+    int_range,
     is_float,
 )
 from weft.ir import types as ir
@@ -164,7 +165,7 @@ def combine(
     negative, in the element's dtype: in its own, that of a byte is a byte. Where a float is wider
     than the element, their sum is rounded (see ``passes.lower_updates``)."""
     s, dtype = cx.scalars, tensor.dtype
-    if less and (isinstance(value, Static) or is_float(s.number(value, span))):
+    if less and (is_float(s.number(value, span)) or _negative_fits(value, dtype)):
         value, less = s.negate(value, span), False
     stored = s.cast(value, dtype, span)
     rounded = made_by(stored.value, "arith.truncf")
@@ -176,6 +177,14 @@ def combine(
     with cx.builder.about(at):
         kind = reductions.kind(combiner, dtype)
         return Scalar(cx.builder.atomic_rmw(kind, stored.value, tensor.memref, indices), dtype)
+
+
+def _negative_fits(value: Operand, dtype: str) -> bool:
+    """Whether the negative of a constant is a number of ``dtype``: that of 5 is none of a byte."""
+    if not isinstance(value, Static) or is_float(dtype):
+        return isinstance(value, Static)
+    low, high = int_range(dtype)
+    return bool(low <= -value.value <= high)
 
 
 def refuse_skipped(cx: Lowering, node: ast.Assign, value: ast.BoolOp, ops: list[Op]) -> None:

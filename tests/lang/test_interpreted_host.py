@@ -161,3 +161,29 @@ def test_fields_are_made_in_kernels() -> None:
 
     with pytest.raises(RaceError):
         run(racing)
+
+
+@weft.kernel
+def counted(x: torch.Tensor, field: torch.Tensor, out: torch.Tensor) -> None:
+    for b in range(x.shape[0]):
+        counts = weft.zeros((2, 4), weft.i32)
+        ones = torch.zeros(4)
+        counts[1, x[b]] += 2
+        counts[x[b] >> 1][x[b]] += 3
+        ones[x[b]] = 1
+        field[x[b]] = 7
+        for k in range(4):
+            out[b, k] = counts[0, k] + 10 * counts[1, k] + 100 * ones[k]
+
+
+def test_an_element_of_bytes_is_a_subscript_and_no_mask() -> None:
+    x = torch.tensor([0, 3, 1], dtype=torch.uint8)
+    fields = [weft.field(weft.i32, shape=5) for _ in range(2)]
+    results = [torch.empty(3, 4) for _ in fields]
+    counted(x, fields[0], results[0])
+    counted.interpret(x, fields[1], results[1])
+    counted.function(x, plain := weft.field(weft.i32, shape=5), torch.empty(3, 4))
+    wanted = [[123, 0, 0, 0], [0, 0, 0, 150], [0, 123, 0, 0]]
+    assert results[0].tolist() == results[1].tolist() == wanted
+    for field in (*fields, plain):
+        assert field.to_numpy().tolist() == [7, 7, 0, 7, 0]

@@ -102,6 +102,16 @@ def subscripts(index: Any) -> tuple[Any, ...]:
     return tuple(flat)
 
 
+def numbered(index: Any) -> tuple[Any, ...]:
+    """The subscripts of ``x[index]``, where an element of uint8 is a number; to torch, a mask."""
+    return tuple([
+        operator.index(part)
+        if isinstance(part, torch.Tensor) and part.dtype is torch.uint8 and part.dim() == 0
+        else part
+        for part in subscripts(index)
+    ])  # fmt: skip
+
+
 def needs(condition: bool, message: str) -> None:
     """Raises ``KernelTypeError`` with ``message`` where ``condition``, which is known when a kernel
     is compiled, does not hold. Of functions that are written in the language."""

@@ -34,7 +34,7 @@ from weft.lang.dtypes import (
     tensor_of,
     to_numpy,
 )
-from weft.lang.elements import Elementwise, from_statement, subscripts
+from weft.lang.elements import Elementwise, from_statement, numbered
 from weft.values import frozen
 
 
@@ -113,7 +113,7 @@ class Array(torch.Tensor):
 
     def _parts(self, index: Any) -> tuple[Any, ...]:
         """The subscripts: none of an array of no dimensions, which is read as ``x[None]``."""
-        parts = subscripts(index)
+        parts = numbered(index)
         return () if self.dim() == 0 and parts == (None,) else parts
 
     def _numbers(self, value: Any, parts: tuple[Any, ...]) -> torch.Tensor:
@@ -284,7 +284,7 @@ class Field(Array):
         return self.element.frozen([self._get((*parts, *k)) for k in places])
 
     def _parts(self, index: Any) -> tuple[Any, ...]:
-        parts = subscripts(index)
+        parts = numbered(index)
         inner = len(self.element.shape) if self.element is not None else 0
         if self.dim() == inner and parts == (None,):
             return ()

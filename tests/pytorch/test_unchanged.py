@@ -5,11 +5,18 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
 from torch.func import grad, vmap
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import weft
 from weft.errors import GradientError
@@ -193,7 +200,7 @@ def nodes(kernel: Any) -> str:
         found.append(graph.code)
         return graph
 
-    backend: Any = torch._dynamo.backends.common.aot_autograd(fw_compiler=keep)
+    backend: Any = aot_autograd(fw_compiler=keep)
     torch.compile(kernel, fullgraph=True, backend=backend)(inputs())
     return found[0]
 
@@ -236,13 +243,55 @@ def test_second_derivatives_in_a_graph(backend: str) -> None:
         out.backward()
 
 
+def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_RECOMPUTE
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("selective", [False, True])
+def test_a_checkpoint_computes_no_note_again(selective: bool, backend: str) -> None:
+    global GAIN
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+    chosen = {"context_fn": contexts} if selective else {}
+
+    def loss(x: torch.Tensor) -> Any:
+        made = checkpoint(lambda x: of_global(x.sin()).exp(), x, use_reentrant=False, **chosen)
+        return made.sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend=backend)
+    x = inputs()
+    compiled(x).backward()
+    (expected,) = torch.autograd.grad(of_global(x.sin()).exp().sum(), x)
+    torch.testing.assert_close(x.grad, expected)
+    out = compiled(inputs())
+    GAIN = 3.0
+    with pytest.raises(GradientError, match=r"`GAIN` was 1\.0"):
+        out.backward()
+
+
+@pytest.mark.parametrize(
+    "options", [{"activation_memory_budget": 0.1}, {"aggressive_recomputation": True}], ids=str
+)
+def test_a_partitioner_computes_no_note_again(options: dict[str, Any]) -> None:
+    global GAIN
+    with torch._functorch.config.patch(options):
+        compiled = torch.compile(
+            lambda x: of_global(x.sin()).exp().sum(), fullgraph=True, backend="aot_eager"
+        )
+        out = compiled(inputs())
+    GAIN = 3.0
+    with pytest.raises(GradientError, match=r"`GAIN` was 1\.0"):
+        out.backward()
+
+
 def test_the_operator_is_found_by_its_name() -> None:
     """As a graph that is kept from an earlier process asks for it."""
-    x = inputs()
-    name = of_global.operators.found((x,), {})[0].overload._schema.name.rpartition(":")[2]
-    made = getattr(torch.ops.weft, f"{name}_noted").default
-    out, note = made(x.detach())
-    torch.testing.assert_close(out, x.detach() ** 2)
+    x = inputs().detach()
+    name = of_global.operators.found((x,), {})[0].overload._schema.name
+    note = torch.ops.weft_graphs.around(x, name)
     assert note.dtype is torch.int64
     assert note.dim() == 0
-    assert torch.library.opcheck(made, (x.detach(),)).keys()
+    made = getattr(torch.ops.weft, f"{name.rpartition(':')[2]}_noted").default
+    torch.testing.assert_close(made(note, x), x**2)
+    assert torch.library.opcheck(made, (note, x)).keys()
+    assert torch.library.opcheck(torch.ops.weft_graphs.around.default, (x, name)).keys()

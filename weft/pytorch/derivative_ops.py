@@ -299,7 +299,7 @@ class Rule:
         """As ``make_autograd_impl`` wants it: by input, lists of tensors being lists."""
         form: Structure = ctx.form
         needed: list[bool] = []
-        for place, need in zip(form.places, ctx.needs_input_grad, strict=True):
+        for place, need in zip(form.places, ctx.needs_input_grad[ctx.noted :], strict=True):
             if place is not None:
                 needed += [need] if isinstance(place, int) else need
         flat = grads[0] if len(grads) == 1 and isinstance(grads[0], list | tuple) else grads

@@ -394,6 +394,33 @@ def test_lists_are_spread_in_tuples_and_are_true_where_they_hold_something() -> 
     assert caught.value.help == "make a list: [*a, b]"
 
 
+def ranges_spread(x, numbers, out):
+    first, second, third = range(3)
+    for i in range(out.shape[0]):
+        a = [*range(3), x[i]]
+        b = (*reversed(range(2)), i)
+        (c, d), *e = (range(2, 8, 3), 5, 6)
+        f, *g = numbers
+        a[1] = max(*range(4)) + len(set(range(5)))
+        out[i] = sum(a) + 10 * b[-1] + c + 2 * d + e[1] + f * sum([*numbers, *g])
+        out[i] += first + 3 * second + 5 * third
+
+
+def test_a_range_is_unpacked_and_spread() -> None:
+    x, found = torch.randn(5, dtype=torch.float64), torch.zeros(2, 5, dtype=torch.float64)
+    ranges_spread(x.numpy(), range(1, 4), found[0].numpy())
+    weft.kernel(ranges_spread)(x, range(1, 4), found[1])
+    torch.testing.assert_close(found[1], found[0])
+
+    def of_any_length(x, n: int):
+        for i in x:
+            x[i] = sum([*range(n), x[i]])
+
+    with pytest.raises(weft.KernelTypeError, match="whose number is not known") as caught:
+        weft.kernel(of_any_length)(torch.zeros(3), 2)
+    assert caught.value.help == "make a list: list(range(n)) + [b]"
+
+
 def functions_one_after_another(x, out):
     for i in range(out.shape[0]):
         s = 0.0

@@ -15,6 +15,7 @@ from weft.frontend.kinds import (
     NumberPinned,
     Operand,
     Part,
+    Range,
     Scalar,
     Static,
     Tensor,
@@ -35,6 +36,7 @@ from weft.lang.inverses import CLOSED
 from weft.lang.vectors import letters
 
 FEW = 8  # constants that comparisons choose among; more are looked up in memory
+_WRITTEN_OUT = 1024  # numbers of a range, at most
 
 
 def rows(x: Vec) -> Iterator[Operand]:
@@ -48,8 +50,11 @@ def rows(x: Vec) -> Iterator[Operand]:
 
 
 def unpack(x: Operand, count: int, span: Span) -> list[Operand]:
-    if isinstance(x, Static) and isinstance(x.value, (tuple, list)):
+    if isinstance(x, Static) and isinstance(x.value, (tuple, list, range)):
         x = static_tuple(x.value)
+    if isinstance(x, Range):
+        known = numbers(x)
+        x = x if known is None else Tup([*known])
     items = x.iterated() if isinstance(x, Tup) else list(rows(x)) if isinstance(x, Vec) else None
     if items is None:
         raise KernelTypeError(f"{describe(x)} cannot be unpacked into {count} names", span,
@@ -61,6 +66,15 @@ def unpack(x: Operand, count: int, span: Span) -> list[Operand]:
             help="write as many names as there are values",
         )
     return items
+
+
+def numbers(x: Range) -> list[Static] | None:
+    """Those of a range that is known at compile time, and not too long to be written out."""
+    ends = [end.value for end in (x.lower, x.upper, x.step) if isinstance(end, Static)]
+    if len(ends) < 3 or not ends[2]:
+        return None
+    known = range(*ends)
+    return None if known[_WRITTEN_OUT:] else list(map(Static, known))
 
 
 def static_tuple(values: Sequence[Any]) -> Tup:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from weft.errors import KernelSyntaxError, KernelTypeError
-from weft.frontend.casts import static_items
+from weft.frontend.casts import known_items
 from weft.frontend.context import Lowering
 from weft.frontend.kinds import Keywords, Operand, Static, Tup, describe
 
@@ -16,7 +16,7 @@ def positional(cx: Lowering, node: ast.Call) -> list[Operand]:
     for a in node.args:
         if isinstance(a, ast.Starred):
             value = cx.expression(a.value)
-            items = static_items(value)
+            items = known_items(value)
             if items is None:
                 raise KernelTypeError(f"{describe(value)} cannot be spread with `*`", cx.span(a),
                                       help="spread a tuple or a vector")  # fmt: skip

@@ -16,6 +16,7 @@ from weft.frontend.context import Lowering
 from weft.frontend.conversions import shown
 from weft.frontend.kinds import (
     Operand,
+    Range,
     Scalar,
     Static,
     Tup,
@@ -185,6 +186,12 @@ def static_items(x: Operand) -> list[Operand] | None:
     if isinstance(items, (tuple, list, range)):
         return [Tup([Static(i) for i in v]) if isinstance(v, tuple) else Static(v) for v in items]
     return None
+
+
+def known_items(x: Operand) -> list[Operand] | None:
+    """The items of what is written out where it is unpacked or spread: those of a range, too."""
+    numbers = aggregates.numbers(x) if isinstance(x, Range) else None
+    return static_items(x) if numbers is None else [*numbers]
 
 
 def of_sets(symbol: str, a: Operand, b: Operand) -> Static | None:

@@ -136,7 +136,7 @@ def set_from(cx: Lowering, node: ast.Call, arguments: list[Operand]) -> Static:
     span = cx.span(node)
     if arguments and is_set(arguments[0]):
         return Static(set(arguments[0].value))  # type: ignore[union-attr]
-    items = casts.static_items(arguments[0]) if arguments else []
+    items = casts.known_items(arguments[0]) if arguments else []
     return _set_of(arguments if items is None else items, span)
 
 

@@ -12,6 +12,7 @@ from weft.frontend.context import STATEMENTS, Lowering
 from weft.frontend.kinds import (
     Method,
     Operand,
+    Range,
     Static,
     Tensor,
     Tup,
@@ -226,13 +227,15 @@ def ordered(
 
 def spread(cx: Lowering, x: Operand, span: Span) -> list[Operand]:
     """The items of ``*x`` in a tuple."""
-    known = casts.static_items(x)
+    known = casts.known_items(x)
     if known is None and isinstance(x, Tensor) and x.listed and x.shape and len(x.shape) == 1:
         return [cx.load_element(x, [cx.builder.index(k)], span) for k in range(x.shape[0])]
     if known is None:
         raise KernelTypeError(
             f"a tuple of all that {describe(x)} holds, whose number is not known", span,
-            help="make a list: [*a, b]",
+            help="make a list: list(range(n)) + [b]"
+            if isinstance(x, Range)
+            else "make a list: [*a, b]",
         )  # fmt: skip
     return known
 

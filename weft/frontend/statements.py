@@ -359,7 +359,7 @@ def bind_items(cx: Lowering, target: ast.Tuple | ast.List, operand: Operand, spa
         for element, item in zip(target.elts, items, strict=True):
             cx.bind(element, item, span)
         return
-    known = casts.static_items(operand)
+    known = casts.known_items(operand)
     after = len(target.elts) - stars[0] - 1
     if known is None or len(known) < len(target.elts) - 1:
         what = describe(operand) if known is None else f"{len(known)} values"

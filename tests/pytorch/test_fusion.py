@@ -157,6 +157,14 @@ def reads_a_number(x: Tensor) -> Tensor:
     return out
 
 
+@weft.kernel
+def reads_an_item(x: Tensor, settings) -> Tensor:
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = settings["factors"][0] * x[i]
+    return out
+
+
 @pytest.fixture
 def compiled():
     """``compiled(f, *args)``: the result under Inductor, and the code that it made."""
@@ -340,6 +348,16 @@ def test_numbers_that_loops_read_are_looked_up_at_each_call(compiled, monkeypatc
     for factor in (3.0, 4.0):
         monkeypatch.setitem(globals(), "FACTOR", factor)
         assert torch.equal(call(x), factor * x)
+
+
+def test_an_item_that_changes_is_looked_up_at_each_call(compiled):
+    """A graph leaves such a float open: it has no number that could be compiled in."""
+    call = torch.compile(reads_an_item, fullgraph=True)
+    x = torch.randn(5, requires_grad=True)
+    for factor in (3.0, 4.0, 5.0):
+        out = call(x, {"factors": [factor]})
+        assert torch.equal(out, factor * x)
+        assert torch.equal(*torch.autograd.grad(out.sum(), x), torch.full((5,), factor))
 
 
 def says(kernel, *args):

@@ -134,6 +134,8 @@ def launched(launcher: Launcher, args: Sequence[Any]) -> Launch:
             raise Opaque(f"`{arg.name}` is a tuple")
         if arg.captured and not (isinstance(spec, ConstSpec) and _is_steady(spec.value)):
             raise Opaque(f"`{arg.name}`, from around the kernel, may change")
+        if isinstance(spec, ConstSpec) and _is_open(spec.value):
+            raise Opaque(f"a number in `{arg.name}` may differ from call to call")
     names = [arg.name for arg in region.args]
     try:
         lowered: Lowered = lower(region, dict(zip(names, specs, strict=True)), launcher.source)
@@ -171,6 +173,13 @@ def _is_steady(value: Any) -> bool:
         return True
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
     return is_known(value) and (name or "").partition(".")[0] in KNOWN_MODULES
+
+
+def _is_open(value: Any) -> bool:
+    """Whether it is or holds a number that a graph leaves open."""
+    if isinstance(value, dict | list | tuple):
+        return any(map(_is_open, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, Unknown)
 
 
 def check_host(kernel: KernelLike) -> None:

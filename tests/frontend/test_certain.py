@@ -1,6 +1,7 @@
 """Names that each way out of a loop assigns have a value after it; others have none, also where the
 loop's ``else`` gives them one."""
 
+# ruff: noqa: F823, F841 -- names that are read before they are assigned, and not after that
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -338,7 +339,7 @@ def some_of_a_condition(x, out):
 
 def read_by_its_condition(x, out):
     for i in range(out.shape[0]):
-        while (k := k + 1) < 2:  # noqa: F821, F841
+        while (k := k + 1) < 2:  # noqa: F821
             out[i] += 1
 
 
@@ -485,7 +486,7 @@ def where_it_is_certain(x, out):
             out[i] += k
         if not (x[i] > 0.2 and (m := x[i] + 3) > 3.5):
             continue
-        out[i] += m + (n if (n := x[i]) > 0.6 and (p := 2.0) > n else -n)  # noqa: F841
+        out[i] += m + (n if (n := x[i]) > 0.6 and (p := 2.0) > n else -n)
         assert x[i] > 0 and (q := 4.0) > x[i]  # noqa: PT018, RUF018
         out[i] += q
         k = 0
@@ -504,6 +505,70 @@ def values_before(x, out):
 @pytest.mark.parametrize("plain", [where_it_is_certain, values_before], ids=lambda f: f.__name__)
 def test_a_name_is_read_where_its_part_was_evaluated(plain: Callable[..., None]) -> None:
     x, found = torch.randn(64), torch.zeros(2, 64)
+    plain(x, found[0])
+    weft.kernel(plain)(x, found[1])
+    torch.testing.assert_close(found[1], found[0])
+
+
+before = 7  # names of the module, which functions below assign for themselves
+sum = 5
+
+
+def from_the_turn_before(v):
+    s = 0.0
+    for t in range(3):
+        if t > 0:
+            s += before * v
+        before = t + v
+    return s
+
+
+def of_a_turn(x, out):
+    for i in range(out.shape[0]):
+        for j in range(3):
+            if j > 0:
+                out[i] += before
+            before = x[j]
+
+
+def of_a_function(x, out):
+    for i in range(out.shape[0]):
+        out[i] = from_the_turn_before(x[i])
+
+
+def of_a_function_inside(x, out):
+    before = 50.0
+
+    def own(v):
+        s = before if v > 0 else v
+        before = v
+        return s
+
+    for i in range(out.shape[0]):
+        out[i] = own(x[i])
+
+
+def of_the_iteration(x, out):
+    for i in range(out.shape[0]):
+        out[i] = sum + x[i]
+        sum = 3
+
+
+@pytest.mark.parametrize(
+    "plain", [of_a_turn, of_a_function, of_a_function_inside, of_the_iteration],
+    ids=lambda f: f.__name__,
+)  # fmt: skip
+def test_what_a_function_assigns_is_no_name_of_its_module(plain: Callable[..., None]) -> None:
+    with pytest.raises(weft.KernelNameError, match="may have no value here: it is assigned after"):
+        weft.kernel(plain)(torch.ones(3), torch.zeros(3))
+
+
+def test_names_of_the_module_are_read_beside_those_of_comprehensions() -> None:
+    def plain(x, out):
+        for i in range(out.shape[0]):
+            out[i] = [before * x[i] for before in range(3)][2] + (lambda sum: sum)(2) + sum + before
+
+    x, found = torch.randn(3), torch.zeros(2, 3)
     plain(x, found[0])
     weft.kernel(plain)(x, found[1])
     torch.testing.assert_close(found[1], found[0])

@@ -53,7 +53,7 @@ def call(
     own = set(values) | set(assigned(body))
     outside = function.frame.arguments
     cx.frame.arguments = {k: v for k, v in outside.items() if k.partition(".")[0] not in own}
-    cx.frame.around = function.frame
+    cx.frame.around, cx.frame.tree = function.frame, tree
     note_counts(cx.frame, body)
     cx.frame.stored = stored_lists(tree)
     cx.frame.grown = grown(tree)

@@ -14,7 +14,7 @@ import torch
 
 from weft.errors import KernelNameError
 from weft.frontend.kinds import Operand, RegionChanged, Static, Unbound
-from weft.frontend.names import dotted, is_skipped, own_of_loops
+from weft.frontend.names import bound_names, dotted, is_skipped, own_of_loops
 from weft.frontend.specs import constant_key
 from weft.lang import names
 from weft.lang.elements import Elementwise
@@ -104,6 +104,8 @@ class Frame:
     differences: dict[str, bool] = field(default_factory=dict)
     conditions: set[str] = field(default_factory=set)  # totals of `and` and `or`
     around: Frame | None = None  # of a function that is defined in a device loop
+    tree: ast.AST | None = None  # its own definition; else that of ``source``
+    locals: frozenset[str] | None = None  # the names that it assigns, once somebody has asked
     given: frozenset[str] = frozenset()  # the parameters of an inlined function
     shared: frozenset[str] = frozenset()  # of these, the caller's own objects
     changed: set[str] = field(default_factory=set)  # of these, those with a new member
@@ -134,6 +136,11 @@ class Frame:
         operand = self.env.get(name)
         if operand is None:
             operand = self.arguments.get(name)
+        if operand is None and name in self._assigned():
+            raise KernelNameError(
+                f"`{name}` may have no value here: it is assigned after this, in another turn or "
+                "in another branch", span, help=f"give `{name}` a value before",
+            )  # fmt: skip
         if operand is None and self.around is not None:
             return self.around.lookup(name, span, guards)
         if operand is None:
@@ -144,6 +151,18 @@ class Frame:
                 help=f"give `{name}` a value before",
             )  # fmt: skip
         return operand
+
+    def _assigned(self) -> frozenset[str]:
+        """The names that the function assigns, none of which is that of something outside."""
+        if self.locals is None:
+            body = getattr(self.tree or self.source.tree, "body", [])
+            parts: list[ast.AST] = body if isinstance(body, list) else [body]
+            names = {name for part in parts for name in bound_names(part)}
+            for node in (node for part in parts for node in subtree(part)):
+                if isinstance(node, ast.Global | ast.Nonlocal):
+                    names.difference_update(node.names)
+            self.locals = frozenset(names)
+        return self.locals
 
     def _outer(self, name: str, span: Span, guards: list[Guard]) -> Operand:
         """A closure variable, a global or a builtin: its value now, guarded against change."""

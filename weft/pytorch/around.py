@@ -15,6 +15,7 @@ import itertools
 import os
 import random
 import sys
+import threading
 import time
 import types
 from collections import deque
@@ -95,6 +96,7 @@ class Around:
         self.attributes = {*self.reads.attributes, *(_ASKS & {*self.reads.names})}
         self.wanted: list[str] = []  # the same, in order
         self.noted = dict[int, dict[str, _Trace]]()  # what was there lately
+        self.lock = threading.Lock()
         self.seen()  # adds the attributes that functions read
 
     def unsteady(self) -> tuple[str, str]:
@@ -132,20 +134,23 @@ class Around:
 
     def note(self) -> int:
         """A number that tells what is there now."""
+        return self._noted()[0]
+
+    def _noted(self) -> tuple[int, dict[str, _Trace]]:
         traces = {name: _trace(value) for name, value in self.seen().entries.items()}
         number = hash((*traces.items(),))
-        self.noted.pop(number, None)
-        self.noted[number] = traces
-        if len(self.noted) > _MOST_NOTED:
-            del self.noted[next(iter(self.noted))]
-        return number
+        with self.lock:
+            self.noted.pop(number, None)
+            self.noted[number] = traces
+            if len(self.noted) > _MOST_NOTED:
+                del self.noted[next(iter(self.noted))]
+        return number, traces
 
     def compare(self, number: int) -> None:
         """Raises ``GradientError`` where what is there now is not what had that number."""
-        before, now = self.noted.get(number), self.note()
+        before, (now, after) = self.noted.get(number), self._noted()
         if now == number:
             return
-        after = self.noted[now]
         for name in [*(before or ()), *after]:
             was, is_ = ((traces or {}).get(name, _NO_TRACE) for traces in (before, after))
             if was != is_ and before is not None:

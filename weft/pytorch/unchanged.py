@@ -26,7 +26,6 @@ from weft.pytorch.inputs import items
 
 if TYPE_CHECKING:
     from weft.pytorch.around import Around
-    from weft.pytorch.derivative_ops import Rule
     from weft.pytorch.namespace import Family
 
 # pyright: reportPrivateUsage=false
@@ -59,7 +58,7 @@ class Noting:
     autograd carries out in its place. Its first argument is the note, which thereby belongs to the
     forward."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: Any) -> None:
         self.rule = rule
         schema = rule.overload._schema
         arguments, returns = str(schema).partition("(")[2].rsplit(") -> ", 1)

@@ -224,7 +224,35 @@ def constant_ways(x, out):
         out[i] = c
 
 
+def of_the_last_turn(v):
+    for k in range(3):
+        w = v * k
+        if w > 2:
+            break
+    return w + k
+
+
+def last_turns(x, out):
+    for i in range(out.shape[0]):
+        for j in range(10, -1, -4):
+            if x[i] > 0:
+                v = j
+                continue
+            v = -j * 0.5
+            if v < -3:
+                break
+        for a in range(2):
+            for b in weft.serial(range(1, 3)):
+                p = x[(a + b + i) % x.shape[0]] + 0
+                q, r = p * a, b
+        out[i] = v + j * 100 + p + q * 10 + r + a + b + of_the_last_turn(x[i])
+        for _ in range(2):
+            point, values = Point(x[i] + 0, 2.0), (p, q)
+        out[i] += point.x * point.y + values[1]
+
+
 KERNELS = [
+    last_turns,
     ways_that_go_on,
     constant_ways,
     number,
@@ -391,7 +419,24 @@ def after_the_ways(x, out):
         out[i] += k
 
 
+def of_no_turn(x, out):
+    for i in range(out.shape[0]):
+        for j in range(0):
+            k = j
+        out[i] = k
+
+
+def in_some_turns(x, out):
+    for i in range(out.shape[0]):
+        for j in range(3):
+            if j == 1:
+                continue
+            k = j
+        out[i] = k
+
+
 REFUSED = [
+    of_no_turn, in_some_turns,
     some_ways_that_go_on, a_way_that_goes_on_without, a_constant_way_without, after_the_ways,
     one_break_without, break_in_an_else, some_branch_of_the_else, read_before, some_turns,
     turns_before_a_break, some_of_a_condition, read_by_its_condition,

@@ -184,7 +184,7 @@ def loop_in_steps(node: ast.While) -> list[ast.stmt]:
     yes, no = (put(goes_on, ast.Constant(value)) for value in (True, False))
     body: list[ast.stmt] = [ast.If(node.test, [yes], [no]), ast.If(get(goes_on), node.body, [])]
     made = ast.While(get(goes_on), body, [])
-    for name in ("weft_break", "weft_certain"):
+    for name in ("weft_break", "weft_certain", "weft_turns"):
         if hasattr(node, name):
             setattr(made, name, getattr(node, name))
     return [placed(statement, node) for statement in (put(goes_on, ast.Constant(True)), made)]

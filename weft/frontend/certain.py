@@ -1,7 +1,8 @@
 """Names that have a value after a loop because each way out of it assigns them.
 
 ``for j in range(n): if x[j] > 1: k = j; break`` with ``else: k = -1``, or with an ``else`` that
-returns, ``while True: k = f(); if k > 1: break``, and ``while (k := f()) > 1``.
+returns, ``while True: k = f(); if k > 1: break``, ``while (k := f()) > 1``, and ``for j in
+range(3): k = x[j]``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from weft.frontend.names import SKIPPED, bound_names
+from weft.frontend.names import SKIPPED, bound_names, dotted
 from weft.source import children, subtree
 
 
@@ -29,6 +30,30 @@ def names_after(loop: ast.For | ast.While) -> frozenset[str]:
     if not ways:
         return _NOTHING
     return frozenset.intersection(*ways) - body.read - other.read
+
+
+def names_of_turns(loop: ast.For | ast.While) -> frozenset[str]:
+    """The names that each turn of ``loop`` assigns, which is known to have a turn: after it they
+    have what the last one gave them."""
+    if not isinstance(loop, ast.For) or not _has_turns(loop.iter):
+        return _NOTHING
+    body = _Paths(of_turns=True)
+    end = body.walk(loop.body, frozenset(bound_names(loop.target)))
+    ways = [*body.at_breaks, *body.at_continues, *([] if end is None else [end])]
+    return frozenset.intersection(*ways) - body.read if ways else _NOTHING
+
+
+def _has_turns(over: ast.expr) -> bool:
+    """Whether a loop goes over a range that is written in numbers, and holds some."""
+    if not isinstance(over, ast.Call) or over.keywords or not over.args:
+        return False
+    name = dotted(over.func).rpartition(".")[2]
+    if name == "serial":
+        return _has_turns(over.args[0])
+    try:
+        return name == "range" and bool(range(*map(ast.literal_eval, over.args)))
+    except (TypeError, ValueError):
+        return False
 
 
 def mark_skipped(body: Sequence[ast.stmt]) -> None:
@@ -55,10 +80,12 @@ _Ends = tuple[frozenset[str], frozenset[str]]
 
 class _Paths:
     """What is certainly assigned where; ``read``: what is read where it may not be, by ``reads``
-    among others."""
+    among others; ``of_turns``: loops that have turns assign what each of these does."""
 
-    def __init__(self) -> None:
+    def __init__(self, of_turns: bool = False) -> None:
+        self.of_turns = of_turns
         self.at_breaks: list[frozenset[str]] = []
+        self.at_continues: list[frozenset[str]] = []
         self.read: set[str] = set()
         self.reads: list[ast.Name] = []
 
@@ -76,7 +103,10 @@ class _Paths:
             case ast.Break():
                 self.at_breaks.append(have)
                 return None
-            case ast.Continue() | ast.Return():
+            case ast.Continue():
+                self.at_continues.append(have)
+                return None
+            case ast.Return():
                 self.note(node, have)
                 return None
             case ast.If(test=test, body=body, orelse=orelse):
@@ -96,7 +126,8 @@ class _Paths:
                 self.read |= inner.read
                 self.reads += inner.reads
                 self.walk(node.orelse, out)  # whose breaks are not
-                return have | names_after(node)
+                turns = names_of_turns(node) if self.of_turns else _NOTHING
+                return have | names_after(node) | turns
             case ast.Assert(test=test):
                 return self.asked(test, have)[0]
             case ast.Assign(targets=targets, value=value):

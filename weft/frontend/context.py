@@ -31,6 +31,7 @@ from weft.frontend.kinds import (
     Tensor,
     Tup,
     TupKind,
+    Unbound,
     Varying,
     Vec,
     VecKind,
@@ -104,6 +105,7 @@ class Lowering:
     kinds: dict[tuple[Any, ...], Kind]
     debug: bool
     widened: bool = False
+    wanted: set[tuple[Any, ...]] = field(default_factory=set)  # read after loops: see loops.py
     discarded: ast.expr | None = None  # the statement that is lowered, if it is an expression
     inlined: int = 0  # calls so far
     where: Block | None = None  # the block that the statement which is lowered begins in
@@ -132,8 +134,7 @@ class Lowering:
     operands: dict[str, Operand] = field(init=False)  # the region's arguments
 
     def reached(self, name: str, found: Static) -> Operand:
-        """The argument that is the tensor, or varying number, ``found``. Raises ``TensorReached``
-        if there is none."""
+        """The argument that is ``found``, a tensor or a varying number; or ``TensorReached``."""
         if not found.key:  # guards hold the object that it was found in
             found = Static(found.value, ("object", id(found.value)), lambda _: found.value)
         for arg in self.region.args:
@@ -350,6 +351,14 @@ class Lowering:
 def _is_none(x: object) -> bool:
     """Whether ``x`` is known to be None."""
     return isinstance(x, Static) and not isinstance(x, Varying) and x.value is None
+
+
+def want(cx: Lowering, name: str) -> None:
+    """Has the next round carry ``name``, which is read after a loop that is known to run."""
+    held = cx.frame.env.get(name)
+    if isinstance(held, Unbound) and held.wanted and held.wanted not in cx.wanted:
+        cx.wanted.add(held.wanted)
+        raise Again(kinds_stay=True)
 
 
 def key_of(cx: Lowering, arg: RegionArg) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import field
 from typing import TypeVar
 
-from weft.frontend.certain import mark_skipped, names_after
+from weft.frontend.certain import mark_skipped, names_after, names_of_turns
 from weft.frontend.matching import without_match
 from weft.frontend.names import own_nodes
 from weft.source import Known, children, known_of, subtree
@@ -268,6 +268,7 @@ def _loop(node: ast.For | ast.While, outer: _Loop, function: _Loop | None) -> as
     new.orelse = []
     new.weft_break = inner.broken  # type: ignore[union-attr]
     new.weft_certain = names_after(node)  # type: ignore[union-attr]
+    new.weft_turns = names_of_turns(node)  # type: ignore[union-attr]
     return new
 
 

@@ -28,7 +28,7 @@ from weft.frontend import (
     slices,
     tuple_lists,
 )
-from weft.frontend.context import EXPRESSIONS, Lowering
+from weft.frontend.context import EXPRESSIONS, Lowering, want
 from weft.frontend.kinds import (
     Complex,
     Keywords,
@@ -194,6 +194,7 @@ def _constant(cx: Lowering, node: ast.Constant) -> Operand:
 
 def _name(cx: Lowering, node: ast.Name) -> Operand:
     cx.frame.check_assigned(node)
+    want(cx, node.id)
     found = cx.frame.lookup(node.id, cx.span(node), cx.guards)
     if isinstance(found, Row | Tup):
         row_order.used(cx, found, f"`{node.id}`", cx.span(node))

@@ -18,7 +18,7 @@ from weft.frontend.scope import stands
 from weft.lang import names
 
 _ITERATING = (map, filter, enumerate, zip, reversed)
-_COPIED = ("weft_break", "weft_certain")
+_COPIED = ("weft_break", "weft_certain", "weft_turns")
 
 
 class _Lazy(ast.expr):

@@ -339,6 +339,7 @@ class Unbound:
     """A name that is not, or perhaps not, assigned at this point."""
 
     reason: str
+    wanted: tuple[Any, ...] = ()  # what the loop that assigns it is asked for, once it is read
 
 
 Operand = (

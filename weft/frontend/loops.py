@@ -262,12 +262,20 @@ def _leave(cx: Lowering, carried: dict[str, Kind], node: ast.For | ast.While) ->
 
 
 def _after(cx: Lowering, node: ast.For | ast.While, before: dict[str, Operand]) -> None:
-    """Names that a loop's body made are gone after it (Python would keep the last ones)."""
+    """Names that a loop's body made are gone after it (Python would keep the last ones), unless
+    somebody reads those that each turn makes: the next round carries them."""
+    turns: frozenset[str] = getattr(node, "weft_turns", frozenset())
     for name, operand in cx.frame.env.items():
         if name not in before or (
             isinstance(before[name], Unbound) and operand is not before[name]
         ):
-            cx.frame.env[name] = Unbound("it is assigned inside a loop, which may run zero times")
+            if name in turns:
+                cx.frame.env[name] = Unbound("a loop assigns it", _wanted(cx, node, name))
+            elif turns:
+                cx.frame.env[name] = Unbound("a loop assigns it, perhaps not in each of its turns")
+            else:
+                reason = "it is assigned inside a loop, which may run zero times"
+                cx.frame.env[name] = Unbound(reason)
         elif (
             operand is not before[name]
             and isinstance(kind_of(operand), OpaqueKind)
@@ -277,12 +285,20 @@ def _after(cx: Lowering, node: ast.For | ast.While, before: dict[str, Operand]) 
             cx.join(kind_of(before[name]), kind_of(operand), name, cx.span(node))
 
 
+def _wanted(cx: Lowering, node: ast.For | ast.While, name: str) -> tuple[Any, ...]:
+    """How ``Lowering.wanted`` knows a name that is read after a loop which assigns it."""
+    return (*cx.frame.path, node.lineno, node.col_offset, name)
+
+
 @contextmanager
 def _certain(cx: Lowering, node: ast.For | ast.While) -> Generator[None]:
     """Gives the names that ``node`` assigns on each way out of it some value before, so that loops
     and branches carry them; what they hold is known in the round after the one that finds out."""
     unknown: list[str] = []
-    for name in sorted(getattr(node, "weft_certain", ())):
+    turns = {n for n in getattr(node, "weft_turns", ()) if _wanted(cx, node, n) in cx.wanted}
+    for name in turns:
+        cx.frame.counts[name] = cx.frame.counts.get(name, 0) + 1
+    for name in sorted(turns | getattr(node, "weft_certain", frozenset())):
         if isinstance(cx.frame.env.get(name, _NONE), Unbound) and name not in cx.frame.arguments:
             kind = cx.kinds.get((*cx.frame.path, name))
             if kind is None:

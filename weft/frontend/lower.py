@@ -109,23 +109,25 @@ def lower(
     kinds: dict[tuple[Any, ...], Kind] = {}
     sources: dict[Any, FunctionSource] = {}  # what rounds note at nodes stays
     homes: dict[tuple[Any, ...], Form] = {}
+    wanted: set[tuple[Any, ...]] = set()
     rooms = Rooms()
-    rounds, known = 0, len(homes)
+    rounds, known = 0, 0
     while rounds < MOST_ROUNDS + 3 * len(kinds):  # one may widen one variable: int, float, f64
         rounds += 1
         kinds = {key: kind for key, kind in kinds.items() if not isinstance(kind, OpaqueKind)}
         before = {**kinds}
         rooms.begin()
         lowering = Lowering(
-            region, specs, source, kinds, debug, sources=sources, homes=homes, rooms=rooms
-        )
+            region, specs, source, kinds, debug, sources=sources, homes=homes, rooms=rooms,
+            wanted=wanted,
+        )  # fmt: skip
         try:
             lowered = _run(lowering)
         except Again as again:
             learned = _learned(lowering)
             kinds = {} if not again.kinds_stay else before | learned if learned else kinds
-            if len(homes) > known:  # a list that is found to change places begins it anew
-                rounds, known = 0, len(homes)
+            if len(homes) + len(wanted) > known:  # a list that is found to change places, or a
+                rounds, known = 0, len(homes) + len(wanted)  # name to be carried, begins it anew
             continue
         except RegionChanged:
             raise

@@ -276,7 +276,7 @@ def test_name_of_a_loop() -> None:
     @weft.kernel
     def f(x):
         for i in range(4):
-            for j in range(3):
+            for j in range(x.shape[0]):
                 v = 1.0 * j
             x[i] = v
 

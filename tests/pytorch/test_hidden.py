@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fw
 from torch.func import functional_call, grad, jacfwd, jvp, vjp, vmap
+from torch.torch_version import TorchVersion
 
 import weft
 from weft.errors import GradientError
@@ -145,7 +146,10 @@ def test_they_are_refused_by_transforms(kernel: Any, way: str) -> None:
 @pytest.mark.parametrize("kernel", [by_dict, by_list, by_function, by_kernel, by_lambda])
 def test_they_are_refused_by_graphs(kernel: Any) -> None:
     torch._dynamo.reset()
-    with pytest.raises(Exception, match="is not an argument of the kernel"):
+    said = "is not an argument of the kernel"
+    if kernel is by_lambda and TorchVersion(torch.__version__) < "2.13":
+        said = "is not a constant"  # of a function that is defined in what it traces, Dynamo's own
+    with pytest.raises(Exception, match=said):
         torch.compile(kernel, backend="aot_eager")(torch.ones(3))
 
 

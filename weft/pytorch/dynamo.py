@@ -111,8 +111,10 @@ def changed(function: Callable[..., Any], captured: Iterable[str]) -> str:
     from torch._dynamo.variables.misc import NewGlobalVariable
 
     try:
-        tracer = InstructionTranslator.current_tx()
-    except AttributeError:  # another tracer
+        tracer: Any = InstructionTranslator.current_tx()
+    except AttributeError:
+        tracer = None
+    if tracer is None:  # it is another one that traces
         return ""
     effects, scope = tracer.output.side_effects, Scope.of(function)
     stored = {name for item, attributes in effects.store_attr_mutations.items()

@@ -272,6 +272,20 @@ def test_name_without_value() -> None:
     )  # fmt: skip
 
 
+def test_the_index_has_the_name_of_its_bound() -> None:
+    @weft.kernel
+    def f(x, n: int):
+        for n in range(n):  # noqa: B020
+            x[n] = 1.0
+
+    expect(
+        weft.KernelSyntaxError, lambda: f(torch.zeros(4), 3),
+        "`n` comes from before the parallel loop and is its index",
+        "for n in range(n):  # noqa: B020", "n",
+        "give the index a name of its own",
+    )  # fmt: skip
+
+
 def test_name_of_a_loop() -> None:
     @weft.kernel
     def f(x):

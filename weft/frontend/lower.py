@@ -429,6 +429,11 @@ def _body(
     if ordered:
         body = desugar_function(noting(node.body), valued=False, read_after=names)
         return body, dict.fromkeys(names, "")
+    for name in {*names} & {*bound_names(node.target)}:
+        raise KernelSyntaxError(
+            f"`{name}` comes from before the parallel loop and is its index",
+            cx.span(node.target), help="give the index a name of its own",
+        )  # fmt: skip
     body = reductions.rewrite(node.body, names)
     combiners = {n: reductions.combiner(body, n, cx.source) for n in names}
     return desugar_body(body), combiners

@@ -91,6 +91,11 @@ def combiner(body: list[ast.stmt], name: str, source: FunctionSource) -> str:
             if update is None:
                 continue
             way, rest = update
+            if isinstance(node, ast.For):
+                raise KernelSyntaxError(
+                    f"`{name}` comes from before the parallel loop and is an index in it",
+                    source.span(node), help="give the index a name of its own",
+                )  # fmt: skip
             if not way:
                 raise KernelSyntaxError(
                     f"`{name}` comes from before the parallel loop and is assigned in it",

@@ -22,7 +22,10 @@ MEANT = ("may have no value here", "is not known")
 
 class Draw(Text):
     def text(self) -> str:
-        self.emit(0, "TRUE, FALSE = True, False", "def g(x, i, c):")
+        self.emit(0, "TRUE, FALSE = True, False")
+        if self.random.random() < 0.5:  # which the function's own names hide
+            self.emit(0, f"{' = '.join(NAMES)} = 100.0")
+        self.emit(0, "def g(x, i, c):")
         self.emit(1, "s = 0.0", *self.some())
         self.block(1, 1, function=True)
         self.emit(1, "return s + c")
@@ -57,7 +60,8 @@ class Draw(Text):
                 self.emit(indent, f"return {self.pick('c', '1', 'i')} * 1.0")
                 return
             elif kind > 0.95 and depth < 3:
-                turns = self.pick("range(3)", "weft.static(range(2))")
+                turns = self.pick("range(3)", "range(2, 0, -1)", "range(c)", "range(1, 1)",
+                                  "weft.static(range(2))")  # fmt: skip
                 self.emit(indent, f"for _ in {turns}:")
                 self.block(indent + 1, depth + 1, loop=True, function=function)
             else:

@@ -3,6 +3,8 @@ an error that says what has changed."""
 
 from __future__ import annotations
 
+import enum
+import math
 import types
 from collections.abc import Callable
 from functools import partial
@@ -95,6 +97,19 @@ def of_nothing(x):
     out = torch.empty_like(x)
     for i in out:
         out[i] = x[i] * x[i]
+    return out
+
+
+class Mode(enum.Enum):
+    FIRST = 1
+    SECOND = 2
+
+
+@weft.kernel
+def of_members(x, mode=Mode.FIRST):
+    out = torch.zeros(x.shape, dtype=torch.float32)
+    for i in out:
+        out[i] = x[i] * math.pi if mode is Mode.FIRST else weft.math.exp(x[i])
     return out
 
 
@@ -208,6 +223,7 @@ def nodes(kernel: Any) -> str:
 def test_what_reads_nothing_around_it_has_no_note() -> None:
     assert "_noted" in nodes(of_global)
     assert "_noted" not in nodes(of_nothing)
+    assert "_noted" not in nodes(of_members)  # of classes and libraries
     with torch.no_grad():
         torch._dynamo.reset()
         assert "_noted" not in nodes(of_global)

@@ -128,7 +128,7 @@ class Around:
         fixed = {*self.decided, *self.constants}
         return any(
             not isinstance(value, types.FunctionType | type)
-            and not (name in fixed and type(value) in _LEAVES)
+            and not (name in fixed and (type(value) in _LEAVES or isinstance(value, enum.Enum)))
             for name, (value, _) in self.seen().entries.items()
         )
 
@@ -406,7 +406,9 @@ class _Walk:
                 continue
             for base in kind.__mro__:
                 if name in base.__dict__ and not _is_library(base.__module__):
-                    self._member(f"{label}.{name}", base.__dict__[name], value)
+                    found = base.__dict__[name]
+                    if not isinstance(found, enum.Enum) or type(found) is not base:  # a constant
+                        self._member(f"{label}.{name}", found, value)
                     break
 
     def _is_called(self, label: str) -> bool:

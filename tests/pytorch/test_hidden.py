@@ -15,7 +15,7 @@ import weft
 from weft.errors import GradientError
 
 W = torch.full((3,), 2.0)
-FOUND: dict[str, torch.Tensor] = {"w": W}
+FOUND: dict[str, Any] = {"w": W, "number": 2.0}
 LISTED = [W]
 
 
@@ -240,3 +240,34 @@ def test_constants_in_nested_transforms(transform: Any, kernel: Any) -> None:
     x = torch.rand(3)
     found = transform(lambda x: kernel(x * x).sum())(x)
     assert torch.allclose(found, transform(lambda x: (2 * x * x).sum())(x))
+
+
+@weft.kernel
+def of_found_number(x, y):
+    z = x * FOUND["number"]
+    out = torch.empty(x.shape[0], dtype=x.dtype)
+    for i in range(x.shape[0]):
+        out[i] = z[i] * z[i] * y[i]
+    if x.shape[0] > 1:
+        out = out * x
+    return out
+
+
+IN_GRAPHS: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "vmap": lambda k, x, y: vmap(k, in_dims=(0, None))(x, y),
+    "vmap of vmap": lambda k, x, y: vmap(vmap(k, (None, 0)), (0, None))(x, y[None]),
+    "jacfwd": lambda k, x, y: jacfwd(k)(x[0], y),
+    "vmap of grad": lambda k, x, y: vmap(grad(lambda x: k(x, y).sum()))(x),
+    "jvp of vmap": lambda k, x, y: jvp(vmap(lambda x: k(x, y)), (x,), (x,))[1],
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("way", IN_GRAPHS)
+def test_what_a_transform_in_a_graph_makes_is_its_own(way: str, backend: str) -> None:
+    """The operators that carry such out took it for a tensor of a transform around them."""
+    torch._dynamo.reset()
+    x, y = torch.rand(2, 5, dtype=torch.float64), torch.rand(5, dtype=torch.float64)
+    transform = IN_GRAPHS[way]
+    found = torch.compile(lambda x, y: transform(of_found_number, x, y), backend=backend)(x, y)
+    torch.testing.assert_close(found, transform(lambda x, y: (2 * x) ** 2 * y * x, x, y))

@@ -28,6 +28,7 @@ from weft.pytorch.boxed import BoxedKernel, reaches_device
 from weft.pytorch.derivatives import Made, pushed, recorded
 from weft.pytorch.dynamo import untraced
 from weft.pytorch.forward_level import has_dual, is_open, primal_of
+from weft.pytorch.hidden import AGAIN
 from weft.pytorch.inputs import Structure, items
 from weft.pytorch.namespace import Family, without_defaults
 from weft.pytorch.samples_op import Samples, extra_arguments
@@ -354,7 +355,7 @@ def _runs(made: Made, family: Family, span: Span) -> tuple[Callable[..., Any], C
     def run(*passed: Any) -> list[torch.Tensor]:
         seen = family.around.seen()
         family.around.refuse(seen)
-        with drawing_nothing(passed, span, [*seen.sources.values()]):
+        with AGAIN.known(), drawing_nothing(passed, span, [*seen.sources.values()]):
             return made(passed, again=False)
 
     def counted(counter: Counter, passed: Sequence[Any]) -> None:

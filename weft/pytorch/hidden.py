@@ -102,6 +102,15 @@ AGAIN = Asked(False, -1)  # for a derivative: they were looked for before
 _ASKED: ContextVar[Asked | None] = ContextVar("weft_asked", default=None)
 
 
+@contextlib.contextmanager
+def asked_here() -> Generator[None]:
+    """Has what an operator carries out under transforms of its own know by what it was called, if
+    nobody has said so: tensors of these transforms are none of those around."""
+    asked = _ASKED.get() or Asked(torch.is_grad_enabled(), batches.level())
+    with asked.known():
+        yield
+
+
 def seen(f: Callable[..., Any], given: Sequence[Any], span: Span, recording: bool) -> Any:
     """``f(given)``, which must not use hidden tensors. ``recording``: whether autograd is on, where
     nobody has said so."""

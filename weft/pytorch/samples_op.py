@@ -18,6 +18,7 @@ import torch
 from weft.pytorch import flops
 from weft.pytorch.batches import filled, in_front
 from weft.pytorch.derivatives import Made
+from weft.pytorch.hidden import asked_here
 from weft.pytorch.inputs import Structure
 from weft.pytorch.namespace import Family, without_defaults
 from weft.pytorch.transforms import PLAIN, Batched, items
@@ -45,7 +46,7 @@ def define_samples(family: Family, name: str, overload: Any, made: Made) -> tupl
         return (found[0] if single else found) if found else None
 
     def implementation(*passed: Any) -> Any:
-        with torch._C._ForceDispatchKeyGuard(*PLAIN), torch.no_grad():
+        with asked_here(), torch._C._ForceDispatchKeyGuard(*PLAIN), torch.no_grad():
             out = run(passed, None)
         if out is None:
             return None

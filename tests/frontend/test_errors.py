@@ -286,6 +286,23 @@ def test_the_index_has_the_name_of_its_bound() -> None:
     )  # fmt: skip
 
 
+def test_an_inner_index_has_the_name_of_a_total() -> None:
+    @weft.kernel
+    def f(x):
+        n = 0
+        for i in x:
+            n += 1
+            for n in range(2):
+                x[i] += n
+        return n
+
+    expect(
+        weft.KernelSyntaxError, lambda: f(torch.zeros(4)),
+        "`n` comes from before the parallel loop and is an index in it", "for n in range(2):",
+        "for n in range(2):", "give the index a name of its own",
+    )  # fmt: skip
+
+
 def test_name_of_a_loop() -> None:
     @weft.kernel
     def f(x):

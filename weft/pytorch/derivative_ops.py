@@ -359,7 +359,8 @@ def _runs(made: Made, family: Family, span: Span) -> tuple[Callable[..., Any], C
             return made(passed, again=False)
 
     def counted(counter: Counter, passed: Sequence[Any]) -> None:
-        made(passed, None, counter, again=False)
+        with AGAIN.known():
+            made(passed, None, counter, again=False)
 
     return run, counted
 

@@ -53,6 +53,7 @@ ANYWHERE = (
     "tests/frontend/test_host_vectors.py",
     "tests/frontend/test_ndarray.py",
     "tests/frontend/test_overwrites.py",
+    "tests/frontend/test_parameter_totals.py",
     "tests/lang/test_elimination.py",
     "tests/lang/test_formulas.py",
     "tests/lang/test_linalg.py",

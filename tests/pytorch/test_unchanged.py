@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 from torch.func import grad, vmap
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -311,3 +312,59 @@ def test_the_operator_is_found_by_its_name() -> None:
     torch.testing.assert_close(made(note, x), x**2)
     assert torch.library.opcheck(made, (note, x)).keys()
     assert torch.library.opcheck(torch.ops.weft_graphs.around.default, (x, name)).keys()
+
+
+@pytest.mark.parametrize("kernel", [*CHANGES, of_nothing, of_members], ids=lambda k: k.__name__)
+def test_cuda_graphs_leave_out_what_reads_around_it(kernel: Any) -> None:
+    """They would replay what was there when they were recorded."""
+    found: dict[str, bool] = {}
+
+    def note(graph: Any, _: Any) -> Any:
+        for node in graph.graph.nodes:
+            of = node.args[0] if "functionalized" in str(node.target) else node.target
+            if "weft" in str(of):
+                found[str(of)] = torch.Tag.cudagraph_unsafe in of.tags
+        return make_boxed_func(graph.forward)
+
+    graphs = aot_autograd(fw_compiler=note, bw_compiler=note)
+    torch.compile(lambda x: total(kernel, x), fullgraph=True, backend=graphs)(inputs()).backward()
+    assert len(found) == (4 if kernel in CHANGES else 2)
+    assert {*found.values()} == {kernel in CHANGES}
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # of its first, by which it warms up
+@pytest.mark.parametrize("kernel", CHANGES, ids=lambda k: k.__name__)
+@pytest.mark.parametrize("gradient", [False, True])
+def test_cuda_graphs_see_what_changes(kernel: Any, gradient: bool) -> None:
+    def made() -> torch.Tensor:
+        return torch.rand(4, device="cuda").requires_grad_(gradient)
+
+    global EACH
+    EACH = EACH.cuda()
+    try:
+        compiled = torch.compile(
+            lambda x: total(kernel, torch.sin(x)) * 2, fullgraph=True, mode="reduce-overhead"
+        )
+        for change in (lambda: None, CHANGES[kernel][1], lambda: None):
+            change()
+            for _ in range(4):
+                x = made()
+                found, expected = (
+                    compiled(x),
+                    total(kernel, torch.sin(y := x.detach().requires_grad_(gradient))) * 2,
+                )
+                torch.testing.assert_close(found, expected)
+                if gradient:
+                    torch.testing.assert_close(
+                        *(torch.autograd.grad(o, v)[0] for o, v in ((found, x), (expected, y)))
+                    )
+        if gradient:
+            out = compiled(made())
+            globals().update(GAIN=7.0), EACH.add_(1)
+            DIALS.update(gain=7.0), LISTED.append(LISTED.pop() + 2), vars(HELD).update(gain=7.0)
+            with pytest.raises(GradientError, match="would be that of another call"):
+                out.backward()
+    finally:
+        EACH = EACH.cpu()

@@ -55,9 +55,9 @@ class Returned:
             return cls(("",), TENSOR)
         return cls(("",) * count, Collected(tuple, (), (TENSOR,) * count) if count else Plain(None))
 
-    def without(self, names: Collection[str]) -> Returned:
-        """The same where these parameters are numbers, which loops give other values."""
-        return dataclasses.replace(self, names=tuple("" if n in names else n for n in self.names))
+    def without(self, numbers: Collection[str]) -> tuple[str, ...]:
+        """``names`` where these parameters are numbers, which loops give other values."""
+        return tuple("" if n in numbers else n for n in self.names)
 
     @property
     def made(self) -> int:

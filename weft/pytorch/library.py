@@ -193,9 +193,9 @@ class Operators:
         """What the kernel returns, given what the operator returned. Dynamo traces this."""
         names = [p.name for p in self.parameters]
         returned = _returned(self, [isinstance(v, torch.Tensor) for v in values])
-        made = [out] if returned.made == 1 else list(out or ())
-        tensors = [values[names.index(n)] if n else made.pop(0) for n in returned.names]
-        return put_together(returned.form, iter(tensors))
+        made = [out] if returned.count("") == 1 else list(out or ())
+        tensors = [values[names.index(n)] if n else made.pop(0) for n in returned]
+        return put_together(self.returned.form, iter(tensors))
 
     def default(self) -> Any:
         """The operator by annotations, or the one that was made first."""
@@ -244,8 +244,6 @@ class Operators:
             text = text_of(self.kernel.source, self.kernel.described, *others)
             name = f"{self.name}_{fingerprint(text)}"
             tags = [torch.Tag.nondeterministic_seeded] if _draws(self, text) else []
-            if CHANGING in types:  # the host reads the number at each call
-                tags.append(torch.Tag.cudagraph_unsafe)
             # A cell of a notebook that is run again defines the same kernel.
             shared = (
                 name, id(function.__globals__), *map(id, function.__closure__ or ()),
@@ -266,7 +264,8 @@ class Operators:
         constants = {p.name: next(absent) for p, kind in pairs if not kind}
         written = _written(self.kernel, constants, self.own)
         defaults = {p.name: p.default for p, kind in pairs if _fits_schema(p, kind)}
-        returned = _returned(self, [kind.startswith("Tensor") for kind in types])
+        names = _returned(self, [kind.startswith("Tensor") for kind in types])
+        returned = Returned(names, self.returned.form)
         return OperatorForm(
             self.kernel, returned, self.namespace, types, constants, defaults, written,
             autocast, fuses and self.kernel.implementations is None, self.copies,
@@ -386,11 +385,12 @@ def _fits_schema(parameter: Parameter, kind: str) -> bool:
     return kind != "" and schema_type(parameter, value) == kind.removesuffix("?")
 
 
-def _returned(operators: Operators, tensors: Sequence[bool]) -> Returned:
-    """What is returned where these parameters are tensors. Dynamo traces this."""
+def _returned(operators: Operators, tensors: Sequence[bool]) -> tuple[str, ...]:
+    """The names of what is returned (``Returned``) where these parameters are tensors.
+    Dynamo traces this, in which it makes no ``Returned`` (PyTorch 2.11)."""
     numbers = [p.name for p, is_one in zip(operators.parameters, tensors, strict=True)
                if p.name in operators.totals and not is_one]  # fmt: skip
-    return operators.returned.without(numbers) if numbers else operators.returned
+    return operators.returned.without(numbers) if numbers else operators.returned.names
 
 
 def _draws(operators: Operators, text: str) -> bool:

@@ -88,6 +88,7 @@ class Family:
         self.boxed: dict[str, Any] = {}  # kernels in machine code, by name (``BoxedKernel``)
         self.portable: dict[str, Callable[[], Any]] = {}  # what makes them for a library
         self.look_around: Callable[..., Any] | None = None  # which gives ``around``
+        self.tags: tuple[torch.Tag, ...] = ()  # of the operator and all that is derived of it
 
     @functools.cached_property
     def around(self) -> Any:
@@ -102,7 +103,8 @@ class Family:
         """Makes an operator, without a derivative. Returns its overload."""
         namespace = self.namespace
         namespace.defining = name  # torch asks whether it is there
-        self._library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
+        told = dict.fromkeys((torch.Tag.pt2_compliant_tag, *self.tags, *tags))
+        self._library.define(name + schema, tags=(*told,))
         namespace.defining = ""
         qualified = f"{namespace.namespace}::{name}"
         arguments = torch._C._get_schema(qualified, "").arguments

@@ -62,10 +62,9 @@ class Noting:
         self.rule = rule
         schema = rule.overload._schema
         arguments, returns = str(schema).partition("(")[2].rsplit(") -> ", 1)
-        tags = [tag for tag in rule.overload.tags if tag is not torch.Tag.pt2_compliant_tag]
         self.overload = rule.family.define(
             f"{rule.name}_{NOTED}", f"(Tensor weft_note, {arguments}) -> {returns}", self._run,
-            self._run, *tags,
+            self._run, *rule.overload.tags,
         )  # fmt: skip
         self._autograd = make_autograd_impl(self.overload, Info(self._backward, self._record))
 
@@ -121,7 +120,8 @@ def _around(name: str) -> Around:
 def _define(
     name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any], *tags: torch.Tag
 ) -> None:
-    _library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, *tags))
+    own = (torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe, *tags)
+    _library.define(f"{name}{schema}", tags=own)
     _library.impl(name, run, "CompositeExplicitAutograd")
     _library.impl(name, torch.library.fallthrough_kernel, "Autograd")
     torch.library.register_fake(f"weft_graphs::{name}", fake, lib=_library)

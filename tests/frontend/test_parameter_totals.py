@@ -248,3 +248,69 @@ def test_a_tensor_that_would_be_the_same_or_another() -> None:
     with pytest.raises(KernelTypeError, match="another loop gives the name another value"):
         kernel(torch.ones(3), torch.tensor(1.0))
     assert kernel(torch.ones(3), 0.5) == 4
+
+
+@weft.kernel
+def of_no_tensor(x, c, n):
+    y = torch.empty_like(x)
+    for _ in range(x.shape[0]):
+        c -= n
+    d = 0.0
+    for i in range(3):
+        d += i * n
+    for i in range(x.shape[0]):
+        y[i] = x[i] * c + d
+    return c, y
+
+
+@weft.kernel
+def scaled(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        y[i] = x[i] * s
+    return y
+
+
+@weft.kernel
+def written(x: torch.Tensor, s: torch.Tensor) -> None:
+    for i in range(x.shape[0]):
+        s[()] += x[i]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("given", [2.0, torch.tensor(2.0)], ids=["number", "tensor"])
+def test_totals_of_loops_that_read_no_tensor(given: Any, backend: str) -> None:
+    """Those are on the CPU, wherever the tensors of the loops behind are."""
+    call = run(of_no_tensor, backend)
+    for n in (0.5, 0.25, 1.0):
+        own = given.clone() if isinstance(given, torch.Tensor) else given
+        x = torch.rand(3).requires_grad_()
+        c, y = call(x, own, n)
+        assert float(c) == 2 - 3 * n
+        torch.testing.assert_close(y, x * (2 - 3 * n) + 3 * n)
+        torch.testing.assert_close(
+            torch.autograd.grad(y.sum(), x)[0], torch.full_like(x, 2 - 3 * n)
+        )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_number_of_the_cpu_is_read_beside_tensors_of_a_device(backend: str) -> None:
+    """As by PyTorch's operators. What the loop would write to is refused."""
+    call = run(scaled, backend)
+    for size in (3, 3, 4):
+        x, s = torch.rand(size), torch.tensor(1.5, device="cpu", requires_grad=True)
+        y = call(x, s)
+        torch.testing.assert_close(y, x * 1.5)
+        torch.testing.assert_close(torch.autograd.grad(y.sum(), s)[0], x.sum().cpu())
+    grad = torch.func.grad(lambda s: scaled(x, s).sum())(s.detach())
+    torch.testing.assert_close(grad, x.sum().cpu())
+    meta = torch.empty(3, device="meta")
+    assert scaled(meta, s.detach()).is_meta
+    for one, number in ((meta, s.detach()), (meta.clone().requires_grad_(), s.detach())):
+        with pytest.raises(weft.KernelValueError, match=r"`s` (is )?on cpu"):
+            written(one, number)
+    with pytest.raises(weft.KernelValueError, match=r"`s` (is )?on cpu"):
+        scaled(meta, s)
+    if x.is_cuda:
+        with pytest.raises(weft.KernelValueError, match=r"`s` (is )?on cpu"):
+            written(x, s.detach())

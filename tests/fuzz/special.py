@@ -85,9 +85,10 @@ def check_special(random: Random) -> str:
 
 
 def _unlike(text: str) -> str:
-    """``text`` where a constant or ``a``, times a whole number (``0.5 * (i % 3)``) or taken from
-    itself, is none of the values."""
+    """``text`` where a constant or ``a``, times a whole number (``0.5 * (i % 3)``), taken from
+    itself or with a value added, is none of the values."""
     text = re.sub(r"\((a|f\d) - \1\)", r"(\1 - \1 + 0.0371)", text)
+    text = re.sub(r"\((a [+-] f\d|f\d [+-] a)\)", r"(\1 + 0.0371)", text)  # of 0.0 it is ``a``
     for found in reversed([*re.finditer(r"\((?:0\.5|-1\.25|2\.0|a) \* \(", text)]):
         end, depth = found.end(), 1
         while depth:

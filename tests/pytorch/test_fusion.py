@@ -267,6 +267,8 @@ EXACT = {
     "or": "float(a < 0 or b < 0)", "isnan": "float(math.isnan(a))", "index": "a * i",
     "quotient": "a + i // 3",
 }  # fmt: skip
+# Of subnormal numbers, Triton gives those of zeros, as for PyTorch's own functions.
+OF_ZERO = ("floor", "ceil")
 # The last bit may differ.
 NEARLY = ("exp", "log", "sin", "tanh", "rsqrt")
 TEXT = """
@@ -301,6 +303,8 @@ def test_operations_give_what_the_loops_do(compiled, tmp_path, device):
         expected = kernel(x, y)
         number = ~expected.isnan()
         assert torch.equal(~found.isnan(), number), name
+        if device == "cuda" and name in OF_ZERO:
+            number &= (x == 0) | (x.abs() >= torch.finfo(x.dtype).tiny)
         if name in ("maximum", "minimum"):  # of two zeros either, as torch's own
             found, expected = found + 0.0, expected + 0.0
         bits = (found.view(torch.int32).long() - expected.view(torch.int32)).abs()[number]

@@ -453,6 +453,9 @@ def differentiate(
     place = next(v.device.type for v in args if isinstance(v, torch.Tensor))
     loop = loop_of(launcher, specs, place, make)
     values = passed(specs, args)
+    own = passed(specs, given)
+    if any(values[k].device != own[k].device for k in loop.written if k < len(own)):
+        launcher.forms.check(given)  # it would write to the copy
     if place != "meta" and overlaps(launcher, specs, given, loop.function):
         raise GradientError(
             "memory that the loop writes is also read or written through another argument, and a "

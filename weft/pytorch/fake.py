@@ -25,7 +25,7 @@ from weft.ir.writes import written
 from weft.lang.vectors import Backing
 from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.launch import KernelLike, Launcher, empty_results
-from weft.runtime.overlap import OverlapWarning, fakes_need_order
+from weft.runtime.overlap import OverlapWarning, fakes_need_order, place_of
 from weft.runtime.pairs import apart
 from weft.runtime.signature import DTYPES, come_apart, spec_of
 from weft.source import FunctionSource, Span, subtree
@@ -81,8 +81,7 @@ def _launcher(launcher: Launcher, source: FunctionSource, operator: bool) -> Cal
                 raise hidden_write(arg.name, region.span)
             if arg.name in names:
                 _count(value)
-        device = next((v.device for v in args if isinstance(v, torch.Tensor)), None)
-        return empty_results(found.results, device)
+        return empty_results(found.results, place_of(args))
 
     return launch
 

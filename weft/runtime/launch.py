@@ -14,6 +14,7 @@ import logging
 import struct
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol, Self
 
 import torch
@@ -254,13 +255,28 @@ class Launcher:
     def on_meta(self, args: tuple[Any, ...]) -> Any:
         """A call with meta tensors, which have shapes and dtypes and no data: results are like
         them, and nothing is computed."""
+        given, args = args, dense(args)
         specs = list(self.forms.specs(args).values())
         self.forms.check(args)
         wanted = any(isinstance(v, torch.Tensor) and v.requires_grad for v in args)
         if wanted and torch.is_grad_enabled():
-            return self.differentiate(args)
+            return self.differentiate(given)
         compiled = self.forms.specialize(specs, place="meta").compiled
+        self._refuse_copies(given, args, specs, compiled.loop.summary.written)
         return empty_results(compiled.results, "meta")
+
+    def _refuse_copies(
+        self,
+        given: Sequence[Any],
+        args: Sequence[Any],
+        specs: list[Spec],
+        written: AbstractSet[int],
+    ) -> None:
+        """Refuses tensors on several devices of which the loop would write to the copy of one."""
+        memory = _memory(specs)
+        if any(args[memory[k]].device != given[memory[k]].device
+               for k in written if k < len(memory)):  # fmt: skip
+            self.forms.check(tuple(given))
 
     def _planned(self, given: tuple[Any, ...]) -> tuple[Generated, Plan, tuple[Any, ...]]:
         """What serves the call, its plan, and the arguments with memory for all of them."""
@@ -272,6 +288,7 @@ class Launcher:
         special = self.forms.specialize(specs, aliased=False, place=place)
         written = special.compiled.loop.summary.written
         code = self._generated(specs, args, written)
+        self._refuse_copies(given, args, specs, written)
         for k in code.writes:
             check_writable(self.forms.names[k], given[k], span)
         refuse_overlap_within(args, code.writes, self.forms.names, span)

@@ -11,6 +11,7 @@ import torch
 from weft.errors import KernelValueError
 from weft.ir.core import Function, Value
 from weft.ir.types import MemRefType
+from weft.lang.field import Field
 from weft.source import Span
 
 # What torch knows of a tensor beside its memory has no public name.
@@ -48,10 +49,32 @@ def extent(tensor: torch.Tensor) -> int:
 
 def dense(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments, with memory for torch's ZeroTensors (tangents and gradients), which have
-    none."""
-    return tuple(
-        v.clone() if isinstance(v, torch.Tensor) and v._is_zerotensor() else v for v in args
-    )
+    none. Numbers of the CPU (0-d tensors: a total of a loop that reads no tensor, say) are on the
+    device where others are, as PyTorch's operators have them."""
+    device = place_of(args)
+
+    def there(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value._is_zerotensor():
+            return value.clone()
+        # A gradient cannot come back from "meta".
+        apart = value.device != device and _is_number(value)
+        stays = device is not None and device.type == "meta" and value.requires_grad
+        return value.to(device) if apart and not stays else value
+
+    return tuple(map(there, args))
+
+
+def place_of(args: Sequence[Any]) -> torch.device | None:
+    """Where the tensors are, but for numbers of the CPU. None: there are no tensors."""
+    tensors = [v for v in args if isinstance(v, torch.Tensor)]
+    return next((v.device for v in tensors if not _is_number(v)),
+                tensors[0].device if tensors else None)  # fmt: skip
+
+
+def _is_number(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 0 and tensor.device.type == "cpu" and not isinstance(tensor, Field)
 
 
 def strided(gradient: torch.Tensor) -> torch.Tensor:

@@ -82,6 +82,8 @@ def check(random: Random) -> str:
         plain(*expected)
     except (RuntimeError, ZeroDivisionError):  # torch writes to no view that overlaps itself
         return "no oracle"
+    if dtype is torch.int64 and not (theirs.double().abs() < 1e15).all():
+        return "no oracle"  # a float that no integer of 64 bits is
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", OverlapWarning)  # it runs in order

@@ -92,6 +92,8 @@ def check_siblings(random: Random) -> None:
         if not (b.abs() < 1e4).all():
             return  # a map that amplifies every rounding
         slack = exact * (1 + b.abs().max())
+        if not ((c.double() - b).abs() <= slack)[c.isfinite()].all():
+            return  # a difference of large numbers
         agree = (a.double() - b).abs() <= slack
         assert torch.where(c.isfinite(), agree, ~a.isfinite()).all(), f"{name} of\n{text}\n{b}\n{a}"
 

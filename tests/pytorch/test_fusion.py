@@ -267,10 +267,10 @@ EXACT = {
     "or": "float(a < 0 or b < 0)", "isnan": "float(math.isnan(a))", "index": "a * i",
     "quotient": "a + i // 3",
 }  # fmt: skip
-# Of subnormal numbers, Triton gives those of zeros, as for PyTorch's own functions.
-OF_ZERO = ("floor", "ceil")
 # The last bit may differ.
 NEARLY = ("exp", "log", "sin", "tanh", "rsqrt")
+# Of subnormal numbers, Triton gives those of zeros, as for PyTorch's own functions.
+OF_ZERO = ("floor", "ceil", *NEARLY)
 TEXT = """
 @weft.kernel
 def {name}(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import enum
 import math
+import random
+import time
 import types
 from collections.abc import Callable
 from functools import partial
@@ -312,6 +314,38 @@ def test_the_operator_is_found_by_its_name() -> None:
     torch.testing.assert_close(made(note, x), x**2)
     assert torch.library.opcheck(made, (note, x)).keys()
     assert torch.library.opcheck(torch.ops.weft_graphs.around.default, (x, name)).keys()
+
+
+@weft.kernel
+def of_clock(x):
+    now = time.time()
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = x[i] + now
+    return out
+
+
+@weft.kernel
+def of_random(x):
+    number = random.random()
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = x[i] + number
+    return out
+
+
+@pytest.mark.parametrize("kernel", [of_clock, of_random], ids=lambda k: k.__name__)
+def test_cuda_graphs_leave_out_what_draws(kernel: Any) -> None:
+    tagged: list[bool] = []
+
+    def note(graph: Any, _: Any) -> Any:
+        of = [node.target for node in graph.graph.nodes if "weft" in str(node.target)]
+        tagged.extend(torch.Tag.cudagraph_unsafe in target.tags for target in of)
+        return make_boxed_func(graph.forward)
+
+    with torch.no_grad():
+        torch.compile(kernel, fullgraph=True, backend=aot_autograd(fw_compiler=note))(inputs())
+    assert tagged == [True]
 
 
 @pytest.mark.parametrize("kernel", [*CHANGES, of_nothing, of_members], ids=lambda k: k.__name__)

@@ -132,6 +132,11 @@ class Around:
             for name, (value, _) in self.seen().entries.items()
         )
 
+    def differs(self) -> bool:
+        """Whether a call may find another value than the one before, whatever its arguments are."""
+        seen = self.seen()
+        return bool(seen.once or seen.sources) or self.may_change()
+
     def note(self) -> int:
         """A number that tells what is there now."""
         return self._noted()[0]

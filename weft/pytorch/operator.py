@@ -100,7 +100,7 @@ class OperatorForm:
         namespace = namespace_of(self.namespace)
         name, family = namespace.free_name(name), Family(namespace)
         family.look_around = functools.partial(Around, self.kernel, self.constants, decided)
-        if CHANGING in self.types or family.around.may_change():  # what the host reads at each call
+        if CHANGING in self.types or family.around.differs():  # what the host reads at each call
             family.tags = (torch.Tag.cudagraph_unsafe,)
         fake = self.implementation(fake_launchers(self.kernel, operator=True))
         run = self.implementation(None)

@@ -262,21 +262,8 @@ class Launcher:
         if wanted and torch.is_grad_enabled():
             return self.differentiate(given)
         compiled = self.forms.specialize(specs, place="meta").compiled
-        self._refuse_copies(given, args, specs, compiled.loop.summary.written)
+        _refuse_copies(self, given, args, specs, compiled.loop.summary.written)
         return empty_results(compiled.results, "meta")
-
-    def _refuse_copies(
-        self,
-        given: Sequence[Any],
-        args: Sequence[Any],
-        specs: list[Spec],
-        written: AbstractSet[int],
-    ) -> None:
-        """Refuses tensors on several devices of which the loop would write to the copy of one."""
-        memory = _memory(specs)
-        if any(args[memory[k]].device != given[memory[k]].device
-               for k in written if k < len(memory)):  # fmt: skip
-            self.forms.check(tuple(given))
 
     def _planned(self, given: tuple[Any, ...]) -> tuple[Generated, Plan, tuple[Any, ...]]:
         """What serves the call, its plan, and the arguments with memory for all of them."""
@@ -288,7 +275,7 @@ class Launcher:
         special = self.forms.specialize(specs, aliased=False, place=place)
         written = special.compiled.loop.summary.written
         code = self._generated(specs, args, written)
-        self._refuse_copies(given, args, specs, written)
+        _refuse_copies(self, given, args, specs, written)
         for k in code.writes:
             check_writable(self.forms.names[k], given[k], span)
         refuse_overlap_within(args, code.writes, self.forms.names, span)
@@ -525,6 +512,16 @@ def _history(launcher: Launcher, plan: Plan, args: tuple[Any, ...]) -> native.Hi
 def _memory(specs: Sequence[Spec]) -> list[int]:
     """Positions of the tensors among the arguments."""
     return [k for k, spec in enumerate(specs) if isinstance(spec, TensorSpec)]
+
+
+def _refuse_copies(
+    launcher: Launcher, given: tuple[Any, ...], args: Sequence[Any], specs: Sequence[Spec],
+    written: AbstractSet[int],
+) -> None:  # fmt: skip
+    """Refuses tensors on several devices of which the loop would write to the copy of one."""
+    memory = _memory(specs)
+    if any(args[memory[k]].device != given[memory[k]].device for k in written if k < len(memory)):
+        launcher.forms.check(given)
 
 
 def overlaps(

@@ -226,7 +226,7 @@ class Launcher:
         with self.lock:  # another thread may find that there are more arguments
             args = self.forms.extended(args)
             if any(isinstance(v, torch.Tensor) and v.is_meta for v in args):
-                return self.on_meta(args)
+                return _on_meta(self, args)
             with rarely_collected:  # from the first to the last of what compiles
                 code, plan, values = self._planned(args)
         return code.run(plan, *values)
@@ -251,19 +251,6 @@ class Launcher:
         results = self._extending(code.launch)(*tensors) if code else self.slow(tensors)
         put_back(self.region, args, tensors)
         return results
-
-    def on_meta(self, args: tuple[Any, ...]) -> Any:
-        """A call with meta tensors, which have shapes and dtypes and no data: results are like
-        them, and nothing is computed."""
-        given, args = args, dense(args)
-        specs = list(self.forms.specs(args).values())
-        self.forms.check(args)
-        wanted = any(isinstance(v, torch.Tensor) and v.requires_grad for v in args)
-        if wanted and torch.is_grad_enabled():
-            return self.differentiate(given)
-        compiled = self.forms.specialize(specs, place="meta").compiled
-        _refuse_copies(self, given, args, specs, compiled.loop.summary.written)
-        return empty_results(compiled.results, "meta")
 
     def _planned(self, given: tuple[Any, ...]) -> tuple[Generated, Plan, tuple[Any, ...]]:
         """What serves the call, its plan, and the arguments with memory for all of them."""
@@ -512,6 +499,20 @@ def _history(launcher: Launcher, plan: Plan, args: tuple[Any, ...]) -> native.Hi
 def _memory(specs: Sequence[Spec]) -> list[int]:
     """Positions of the tensors among the arguments."""
     return [k for k, spec in enumerate(specs) if isinstance(spec, TensorSpec)]
+
+
+def _on_meta(launcher: Launcher, given: tuple[Any, ...]) -> Any:
+    """A call with meta tensors, which have shapes and dtypes and no data: results are like them,
+    and nothing is computed."""
+    args = dense(given)
+    specs = list(launcher.forms.specs(args).values())
+    launcher.forms.check(args)
+    wanted = any(isinstance(v, torch.Tensor) and v.requires_grad for v in args)
+    if wanted and torch.is_grad_enabled():
+        return launcher.differentiate(given)
+    compiled = launcher.forms.specialize(specs, place="meta").compiled
+    _refuse_copies(launcher, given, args, specs, compiled.loop.summary.written)
+    return empty_results(compiled.results, "meta")
 
 
 def _refuse_copies(

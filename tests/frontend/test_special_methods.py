@@ -201,3 +201,40 @@ def test_what_is_not_pythons_is_refused(line: str, tmp_path: Any) -> None:
     with pytest.raises(weft.KernelTypeError) as caught:
         weft.kernel(names["f"])(torch.ones(3), torch.ones(3))
     assert REFUSED[line] in str(caught.value)
+
+
+@dataclasses.dataclass
+class Sum:
+    x: Any
+
+    def __iadd__(self, v: Any) -> Any:
+        self.x += v
+        return self
+
+    def __mul__(self, factor: Any) -> Any:
+        return Sum(self.x * factor)
+
+
+@dataclasses.dataclass
+class Held:
+    sum: Sum
+
+
+def halved(x, out):
+    for i in range(x.shape[0]):
+        s, h = Sum(x[i] * 1.0), Held(Sum(0.0))
+        for j in range(x.shape[0]):
+            s += x[j]
+            h.sum += s.x
+            if s.x > 0.5:
+                s = s * 0.5
+                h = Held(h.sum * 0.25)
+        out[i] = s.x + 10 * h.sum.x
+
+
+def test_an_object_that_is_one_of_several_is_added_to_in_place() -> None:
+    x = torch.tensor([0.25, -1.5, 0.7, 2.0], dtype=torch.float64)
+    out, expected = torch.full_like(x, torch.nan), torch.empty_like(x)
+    weft.kernel(halved)(x, out)
+    halved(x, expected)
+    torch.testing.assert_close(out, expected)

@@ -510,3 +510,28 @@ def test_a_list_does_not_grow_in_a_loop_over_it() -> None:
 
     with pytest.raises(weft.KernelSyntaxError, match="a loop over the list a lets it grow"):
         kernel(torch.zeros(2))
+
+
+@dataclasses.dataclass(frozen=True)
+class Amount:
+    of: float
+
+    def __add__(self, other):
+        return Amount(self.of + other.of)
+
+
+def amounts(x, out):
+    for i in range(x.shape[0]):
+        held = [Amount(x[i] * 1.0), Amount(0.0)]
+        held[0] += Amount(2.0)
+        for j in range(3):
+            held[j % 2] += Amount(x[j] * 1.0)
+        out[i] = held[0].of + 10 * held[1].of
+
+
+def test_items_that_are_objects_are_added_to() -> None:
+    x = torch.rand(4, dtype=torch.float64)
+    out, expected = torch.full_like(x, torch.nan), torch.empty_like(x)
+    weft.kernel(amounts)(x, out)
+    amounts(x, expected)
+    torch.testing.assert_close(out, expected)

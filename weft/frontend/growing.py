@@ -73,9 +73,9 @@ def begin_again(cx: Lowering, target: ast.Subscript, x: Tup, item: Operand) -> N
     """Begins another round of lowering, in which the list of tuples ``x`` is one of this module,
     since ``item`` is stored into it, unless that was tried."""
     match target:
-        case ast.Subscript(value=ast.Name(id=name)) if name not in cx.frame.grown:
+        case ast.Subscript(value=ast.Name(id=name) as known) if name not in cx.frame.grown:
             if x.in_order and not x.names and all(isinstance(y, Tup) for y in (*x.items, item)):
-                setattr(target, GROWS, {name})
+                setattr(known, GROWS, {name})  # `target` may have been made in this round
                 raise Again
         case _:
             pass

@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from weft.errors import KernelTypeError, Span
@@ -217,17 +217,19 @@ def is_object(value: Any) -> bool:
 
 
 def called(
-    cx: Lowering, function: Operand, arguments: list[Operand], by_name: dict[str, Operand],
-    span: Span, node: ast.AST | None = None,
+    cx: Lowering, function: Operand, arguments: Sequence[Operand | ast.expr],
+    by_name: dict[str, Operand], span: Span, node: ast.AST | None = None,
 ) -> Operand:  # fmt: skip
     """``function(*arguments, **by_name)``. ``node``: what it is a part of, of the statement that is
-    lowered; what the function changes, that assigns."""
+    lowered; what the function changes, that assigns. An argument that is an expression is a
+    variable, which the function may change where it holds one of several objects."""
     column = len(span.text[: span.column].encode())
     place = ast.Pass(lineno=span.line, col_offset=column, end_lineno=span.end_line,
                      end_col_offset=span.end_column)  # fmt: skip
-    callee, *places = (Given(x, place) for x in (function, *arguments))
+    callee = Given(function, place)
+    places = [x if isinstance(x, ast.expr) else Given(x, place) for x in arguments]
     words = [ast.keyword(name, Given(x, place)) for name, x in by_name.items()]
-    call = ast.copy_location(ast.Call(callee, list(places), words), place)
+    call = ast.copy_location(ast.Call(callee, places, words), place)
     node = node or cx.statement
     noted(call, getattr(node, REFERENCES, set()))  # in an earlier round
     found = cx.expression(call)
@@ -236,18 +238,24 @@ def called(
     return found
 
 
-def inlined(cx: Lowering, function: Any, arguments: list[Operand], span: Span) -> Operand:
+def inlined(
+    cx: Lowering, function: Any, arguments: Sequence[Operand | ast.expr], span: Span
+) -> Operand:
     """``function(*arguments)``, inlined."""
     return called(cx, Static(function), arguments, {}, span)
 
 
-def call_special(cx: Lowering, x: Any, name: str, given: list[Operand], span: Span) -> Any:
-    """``x.name(*given)`` of a special method that the class of ``x`` defines, else None."""
+def call_special(
+    cx: Lowering, x: Any, name: str, given: list[Operand], span: Span,
+    place: ast.expr | None = None,
+) -> Any:  # fmt: skip
+    """``x.name(*given)`` of a special method that the class of ``x`` defines, else None.
+    ``place``: the variable that holds ``x``."""
     function = special(x, name)
     if function is None:
         return None
     cx.guards.append(Guard(_kind(x), name, function))  # which may be replaced
-    found = inlined(cx, function, [x, *given], span)
+    found = inlined(cx, function, [place or x, *given], span)
     return None if isinstance(found, Static) and found.value is NotImplemented else found
 
 
@@ -296,9 +304,12 @@ def _either(
     return None
 
 
-def augmented(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Operand | None:
-    """What ``a symbol= b`` assigns, by a special method of its own; None where there is none."""
-    return call_special(cx, a, f"__i{_ARITHMETIC[symbol]}__", [b], span)
+def augmented(
+    cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span, place: ast.expr
+) -> Operand | None:
+    """What ``a symbol= b`` assigns, by a special method of its own; None where there is none.
+    ``place``: the variable, or the part of one, that holds ``a``."""
+    return call_special(cx, a, f"__i{_ARITHMETIC[symbol]}__", [b], span, place)
 
 
 def compare(cx: Lowering, symbol: str, a: Operand, b: Operand, span: Span) -> Operand | None:

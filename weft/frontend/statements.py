@@ -147,7 +147,8 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
                 _accumulate_one(cx, *element, item, symbol, at, span)
             return
     cx.pending.clear()
-    old = cx.expression(_as_load(node.target))
+    place = ast.copy_location(_as_load(node.target), node.target)
+    old = cx.expression(place)
     if growing.is_growing(old) and symbol == "+":
         list_methods.extend(cx, old, cx.expression(node.value), span)
         return
@@ -161,7 +162,7 @@ def augmented(cx: Lowering, node: ast.AugAssign) -> None:
         return
     operand = cx.expression(node.value)
     cx.pending.clear()  # `old` itself is changed by what follows
-    value = named.augmented(cx, symbol, old, operand, span)
+    value = named.augmented(cx, symbol, old, operand, span, place)
     if isinstance(node.target, ast.Name) and node.target.id in cx.frame.differences:
         number = cx.read_scalar(operand, span)
         value = overflow.taken_off(cx, node.target.id, symbol, old, number, span)

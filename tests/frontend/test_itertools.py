@@ -98,6 +98,11 @@ def sums(x, n, out):
         out[i] += functools.reduce(lambda a, b: a * 0.5 + b, x[i])
         out[i] += functools.reduce(lambda a, b: a * 2 + b, range(n), 1)
         out[i] += functools.reduce(max, [v * v for v in x[i]], 0)
+        pairs = [(v * 1.0, 2) for v in x[i]]  # whose number is known when it runs
+        out[i] += functools.reduce(lambda a, b: (a[0] + b[0], a[1] * b[1]), pairs)[1]
+        out[i] += functools.reduce(
+            lambda a, b: (a[0] - b[0], a[1] + b[1]), ((v * 2, k) for k, v in enumerate(x[i]))
+        )[0]
 
 
 def scaled(a, b, x, k=1.0):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weft.errors import KernelSyntaxError, Span
-from weft.frontend import casts, expressions, list_methods, objects, sequences
+from weft.frontend import casts, expressions, list_methods, objects, sequences, tuple_lists
 from weft.frontend.as_statements import (
     ChangedInPartError,
     Other,
@@ -23,7 +23,16 @@ from weft.frontend.as_statements import (
     tried,
 )
 from weft.frontend.context import EXPRESSIONS, Lowering
-from weft.frontend.kinds import Items, Operand, Row, Scalar, Static, Tup, describe
+from weft.frontend.kinds import (
+    Items,
+    Operand,
+    Row,
+    Scalar,
+    Static,
+    Tup,
+    TupleList,
+    describe,
+)
 from weft.frontend.names import bound_names
 from weft.frontend.scope import assigning, stands
 from weft.ir import types as ir
@@ -55,6 +64,21 @@ def _elements(cx: Lowering, node: _Elements) -> Operand:
 
 
 EXPRESSIONS[_Elements] = _elements  # pyright: ignore[reportArgumentType]
+
+
+class _ZeroOf(ast.expr):
+    """What a name is before it is an item of the list that another name stands for."""
+
+    _fields = ("value",)
+    value: ast.Name
+
+
+def _zero_of(cx: Lowering, node: _ZeroOf) -> Operand:
+    over = cx.expression(node.value)
+    return tuple_lists.zero(over) if isinstance(over, TupleList) else Static(0)
+
+
+EXPRESSIONS[_ZeroOf] = _zero_of  # pyright: ignore[reportArgumentType]
 
 
 class _Renaming(ast.NodeTransformer):
@@ -366,7 +390,11 @@ def folded(
         else ast.Call(function, [*given], [])
     )
     more = put(found, made)
-    begin = [put(found, start[0] if start else ast.Constant(0))]
+    none = _zero(over.elt) if isinstance(over, _Comprehension) else ast.Constant(0)
+    if isinstance(over, ast.Name):
+        none = _ZeroOf()
+        none.value = over
+    begin = [put(found, start[0] if start else none)]
     body, end = [more], list[ast.stmt]()
     if not start:
         begin.append(put(some, ast.Constant(False)))

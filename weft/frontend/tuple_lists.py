@@ -7,6 +7,7 @@ tuples, named tuples and frozen dataclasses, of numbers and of each other: what 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
@@ -69,6 +70,11 @@ def begin_again(cx: Lowering, key: tuple[object, ...], item: Tup, span: Span) ->
 def load(cx: Lowering, x: TupleList, place: Value, span: Span) -> Operand:
     numbers = iter([cx.load_real(column, [place], span) for column in x.columns])
     return _whole(x.kind, numbers)
+
+
+def zero(x: TupleList) -> Operand:
+    """An item of ``x`` that is zeros, for where none is read."""
+    return _whole(x.kind, itertools.repeat(Static(0)))
 
 
 def store(cx: Lowering, x: TupleList, place: Value, item: Operand, span: Span) -> None:
@@ -164,7 +170,7 @@ def _dtypes(kind: Kind) -> Iterator[str]:
         yield kind.dtype
 
 
-def _whole(kind: Kind, numbers: Iterator[Scalar]) -> Operand:
+def _whole(kind: Kind, numbers: Iterator[Operand]) -> Operand:
     if isinstance(kind, TupKind):
         items = [_whole(each, numbers) for each in kind.items]
         return Tup(items, kind.names, kind.struct, kind.objects)

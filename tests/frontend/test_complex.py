@@ -378,3 +378,28 @@ def test_what_is_not_there_is_refused_by_name() -> None:
         half = torch.zeros(3, dtype=torch.complex32)
     assert "dtype complex32" in refused(narrowed, half, out)
     assert "lazily conjugated" in refused(narrowed, z, z.clone().conj())
+
+
+QUARTERS = (1 + 0j, 1j, -1, -1j)
+SIXTEENTHS = tuple(cmath.rect(1, -math.pi * k / 8) for k in range(16))
+SQUARE = ((1, 1j), (2j, 3))
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(4, x.shape[0], dtype=x.dtype)
+    for i in range(x.shape[0]):
+        computed = [x[0] * 1j, x[1] * 2, 1.5]
+        out[0, i] = computed[i % 3]
+        out[1, i] = x[i] * QUARTERS[i % 4] + QUARTERS[i - 2]
+        out[2, i] = x[i] * SIXTEENTHS[i * 5 % 16]
+        factor, z = [(1, x[i]), (2, x[0] * 2)][i % 2]
+        out[3, i] = factor * z + SQUARE[i % 2][i // 2]
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_numbers_of_a_tuple_are_chosen_at_run_time(dtype: torch.dtype) -> None:
+    x = random(4, dtype)
+    torch.testing.assert_close(weft.kernel(turned)(x), turned(x))
+    x = random(4, torch.complex128).requires_grad_()
+    torch.autograd.gradcheck(weft.kernel(turned), (x,))

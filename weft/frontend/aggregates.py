@@ -9,7 +9,7 @@ from functools import reduce
 from typing import Any
 
 from weft.errors import KernelIndexError, KernelTypeError, Span
-from weft.frontend import from_end, overflow
+from weft.frontend import complexes, from_end, overflow
 from weft.frontend.context import Lowering
 from weft.frontend.kinds import (
     NumberPinned,
@@ -24,6 +24,7 @@ from weft.frontend.kinds import (
     Vec,
     describe,
     dtype_of,
+    is_complex,
     is_float,
     promote,
 )
@@ -310,12 +311,20 @@ def pick(
 def are_alike(items: Sequence[Operand]) -> bool:
     """Whether ``items`` are numbers, or vectors or matrices of one shape, one of which ``pick``
     gives."""
-    shapes = {x.shape if isinstance(x, Vec) else () if dtype_of(x) else None for x in items}
+    shapes = {x.shape if isinstance(x, Vec) else () if _is_number(x) else None for x in items}
     return len(shapes) == 1 and None not in shapes
+
+
+def _is_number(x: Operand) -> bool:
+    return dtype_of(x) is not None or is_complex(x)
 
 
 def select(cx: Lowering, items: list[Operand], position: Operand, span: Span) -> Operand:
     """One of ``items`` by a number of run time; the last one where it is out of range."""
+    if any(map(is_complex, items)):
+        parts = zip(*(complexes.parts(x) for x in items), strict=True)
+        chosen = [select(cx, [*part], position, span) for part in parts]
+        return complexes.of_parts(cx.scalars, chosen, span)
     if len(items) > FEW and (found := _looked_up(cx, items, position, span)) is not None:
         return found
     index = cx.scalars.cast(position, "int", span)

@@ -24,6 +24,7 @@ from weft.frontend.kinds import (
     constant_value,
     describe,
     dtype_of,
+    is_complex,
 )
 from weft.ir.core import Value
 from weft.ir.types import index
@@ -211,7 +212,7 @@ def picked(cx: Lowering, items: list[Operand], k: Scalar | Static, span: Span) -
         made = [picked(cx, list(c), k, span) for c in zip(*(x.items for x in tuples), strict=True)]
         forms = {(x.names, x.struct) for x in tuples}
         return Tup(made, *forms.pop()) if len(forms) == 1 else Tup(made)
-    if not items or not all(dtype_of(x) for x in items):
+    if not items or not all(dtype_of(x) or is_complex(x) for x in items):
         raise KernelTypeError("items that are no numbers, chosen by a run-time index", span,
                               help="write the cases out, or use a tensor")  # fmt: skip
     return aggregates.pick(cx, items, k, ast.Name("items"), span)

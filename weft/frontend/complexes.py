@@ -86,14 +86,18 @@ def part_dtype(s: Scalars, x: Operand, span: Span) -> str:
     return _NARROW.get(dtype, dtype)
 
 
+def parts(x: Operand) -> tuple[Operand, Operand]:
+    """The real and the imaginary part of a number."""
+    if isinstance(x, Complex):
+        return x.real, x.imag
+    if isinstance(x, Static) and is_complex(x):
+        return Static(x.value.real), Static(x.value.imag)
+    return x, Static(0.0)
+
+
 def cast(s: Scalars, x: Operand, dtype: str, span: Span) -> Complex:
     """``x`` as a complex number with parts of ``dtype``."""
-    if isinstance(x, Complex):
-        real, imag = x.real, x.imag
-    elif isinstance(x, Static) and is_complex(x):
-        real, imag = Static(x.value.real), Static(x.value.imag)
-    else:
-        real, imag = x, Static(0.0)
+    real, imag = parts(x)
     return Complex(s.cast(real, dtype, span), s.cast(imag, dtype, span))
 
 

@@ -28,6 +28,7 @@ from weft.frontend.kinds import (
     article,
     describe,
     dtype_of,
+    is_complex,
     kind_of,
 )
 from weft.ir import types as ir
@@ -108,7 +109,8 @@ def are_alike(items: Sequence[Operand]) -> bool:
     ):
         return False
     flat = [x for each in tuples for x in each.items]
-    return bool(flat) and (all(dtype_of(x) for x in flat) or are_alike(flat))
+    numbers = (dtype_of(x) or is_complex(x) for x in flat)
+    return bool(flat) and (all(numbers) or are_alike(flat))
 
 
 def _note(cx: Lowering, key: tuple[object, ...], item: Operand, span: Span) -> None:

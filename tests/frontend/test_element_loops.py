@@ -562,6 +562,36 @@ def test_such_loops_under_vmap(function: Any) -> None:
         torch.testing.assert_close(found, torch.stack(expected))
 
 
+def energy(x, a):
+    h = torch.empty_like(x)
+    e = 0.0
+    for t in weft.serial(range(x.shape[0])):
+        h[t] = a[0] * x[t]
+        e = e + h[t] * h[t]
+    return e
+
+
+def test_gradients_of_such_loops_under_vmap() -> None:
+    """Of what Python does torch has none: it keeps the element `h[t]`, a view."""
+    kernel = weft.kernel(energy)
+    x, a = torch.randn(3, 5), torch.tensor([0.5])
+    expected = 2 * a * a * x
+    torch.testing.assert_close(
+        torch.vmap(torch.func.grad(kernel), in_dims=(0, None))(x, a), expected
+    )
+    jacobian = torch.func.jacrev(lambda x: torch.vmap(kernel, in_dims=(0, None))(x, a))(x)
+    torch.testing.assert_close(jacobian, torch.diag_embed(expected.T).permute(1, 2, 0))
+
+
+def test_inductor_takes_gradients_of_such_loops() -> None:
+    """It lowers their derivative with tensors that have no data."""
+    kernel = weft.kernel(energy)
+    torch._dynamo.reset()
+    x, a = torch.randn(5, requires_grad=True), torch.tensor([0.5])
+    torch.compile(kernel, fullgraph=True)(x, a).backward()
+    torch.testing.assert_close(x.grad, 2 * a * a * x.detach())
+
+
 @pytest.mark.parametrize("function", COMPILED, ids=lambda f: f.__name__)
 def test_such_loops_in_debug_mode_and_interpreted(function: Any) -> None:
     kernel = weft.kernel(debug=True)(function)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-# pyright: reportPrivateUsage=false
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
 from weft.errors import CompileError
 from weft.runtime.fastpath import passed
 from weft.runtime.launch import Launcher, overlaps
@@ -28,7 +28,7 @@ def compiles(
     place = next(v for v in args if isinstance(v, torch.Tensor)).device.type if plain else "none"
 
     def specialized(given: tuple[Any, ...]) -> Specialization:
-        forms.check(given)
+        forms.check(tuple(None if _is_batched(v) else v for v in given))
         return forms.specialize([*forms.specs(given).values()], place=place)
 
     try:
@@ -38,6 +38,14 @@ def compiles(
     except CompileError:
         return None
     return [TORCH_DTYPES[dtype] for _, dtype in special.compiled.results]
+
+
+def _is_batched(value: Any) -> bool:
+    """Whether it is a tensor of a transform of ``torch.func``, which has no memory of its own."""
+    return (
+        isinstance(value, torch.Tensor) and not torch._is_functional_tensor(value)
+        and torch._C._functorch.is_functorch_wrapped_tensor(value)
+    )  # fmt: skip
 
 
 def _derives(launcher: Launcher, args: tuple[Any, ...], place: str) -> bool:

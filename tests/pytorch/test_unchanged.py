@@ -3,11 +3,17 @@ an error that says what has changed."""
 
 from __future__ import annotations
 
+import array
+import contextvars
+import ctypes
 import enum
 import math
+import os
 import random
 import time
 import types
+import weakref
+from collections import ChainMap, UserDict, UserList
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -402,3 +408,102 @@ def test_cuda_graphs_see_what_changes(kernel: Any, gradient: bool) -> None:
                 out.backward()
     finally:
         EACH = EACH.cpu()
+
+
+class Getter:
+    def __get__(self, _: Any, of: Any) -> float:
+        return GAIN
+
+
+class Getting:
+    gain = Getter()
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.gain = 1.0
+
+
+def gain_of(holder: Any) -> float:
+    return holder.gain
+
+
+HOLDER, GETTING = Holder(), Getting()
+BOUND, WEAK = partial(gain_of, HOLDER), weakref.ref(HOLDER)
+PROXY, USER, CHAIN, ITEMS = (
+    types.MappingProxyType(DIALS), UserDict(gain=1.0), ChainMap(DIALS), UserList([1.0]),
+)  # fmt: skip
+NUMBERS, NUMBER = array.array("d", [1.0]), ctypes.c_double(1.0)
+VARIABLE = contextvars.ContextVar("gain", default=1.0)
+SCHEDULE = torch.optim.lr_scheduler.ExponentialLR(torch.optim.SGD([EACH], lr=1.0), 0.5)
+HOLDS: dict[Callable[[], float], Callable[[], Any]] = {
+    lambda: BOUND(): lambda: setattr(HOLDER, "gain", 3.0),
+    lambda: WEAK().gain: lambda: setattr(HOLDER, "gain", 3.0),
+    lambda: vars(HOLDER)["gain"]: lambda: setattr(HOLDER, "gain", 3.0),
+    lambda: next(iter(HOLDER.__dict__.values())): lambda: setattr(HOLDER, "gain", 3.0),
+    lambda: GETTING.gain: lambda: globals().update(GAIN=3.0),
+    lambda: globals()["GAIN"]: lambda: globals().update(GAIN=3.0),
+    lambda: PROXY["gain"]: lambda: DIALS.update(gain=3.0),
+    lambda: CHAIN["gain"]: lambda: DIALS.update(gain=3.0),
+    lambda: USER["gain"]: lambda: USER.update(gain=3.0),
+    lambda: ITEMS[0]: lambda: ITEMS.append(ITEMS.pop() + 2),
+    lambda: NUMBERS[0]: lambda: NUMBERS.append(NUMBERS.pop() + 2),
+    lambda: NUMBER.value: lambda: setattr(NUMBER, "value", 3.0),
+    lambda: VARIABLE.get(): lambda: VARIABLE.set(3.0),
+    lambda: SCHEDULE.get_last_lr()[0]: lambda: SCHEDULE.step(),
+    lambda: float(os.environ["GAIN"]): lambda: os.environ.update(GAIN="3"),
+    lambda: float(os.environ.get("GAIN", "1")): lambda: os.environ.update(GAIN="3"),
+    lambda: float(os.getenv("GAIN", "1")): lambda: os.environ.update(GAIN="3"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")  # of a schedule that steps by itself
+@pytest.mark.parametrize("read", HOLDS)
+def test_what_objects_of_libraries_hold_is_noticed(
+    read: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The backward would read it again, whatever it is by then."""
+    monkeypatch.setenv("GAIN", "1")
+
+    def kernel(x):
+        gain = read()
+        out = torch.empty(x.shape, dtype=torch.float32)
+        for i in out:
+            out[i] = x[i] * x[i] * gain
+        return out
+
+    HOLDER.gain = 1.0
+    out = torch.compile(weft.kernel(kernel), backend="aot_eager")(inputs()).sum()
+    HOLDS[read]()
+    with pytest.raises(GradientError, match="would be that of another call"):
+        out.backward()
+
+
+@pytest.mark.parametrize("get", [False, True])
+def test_of_the_environment_what_is_named_counts(
+    get: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GAIN", "1")
+
+    @weft.kernel
+    def by_get(x):
+        gain = float(os.environ.get("GAIN", "1"))
+        out = torch.empty_like(x)
+        for i in out:
+            out[i] = x[i] * gain
+        return out
+
+    @weft.kernel
+    def by_item(x):
+        gain = float(os.environ["GAIN"])
+        out = torch.empty_like(x)
+        for i in out:
+            out[i] = x[i] * gain
+        return out
+
+    x = inputs()
+    kernel = by_get if get else by_item
+    out = torch.compile(kernel, backend="aot_eager")(x)
+    monkeypatch.setenv("ANOTHER", "1")
+    out.sum().backward()
+    assert x.grad is not None

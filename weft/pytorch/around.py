@@ -8,7 +8,9 @@ functions that it reaches; ``Around.check`` refuses a derivative where something
 
 from __future__ import annotations
 
+import array
 import ast
+import contextvars
 import enum
 import functools
 import itertools
@@ -18,7 +20,8 @@ import sys
 import threading
 import time
 import types
-from collections import deque
+import weakref
+from collections import UserDict, UserList, deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -51,6 +54,7 @@ _CLOCKS = frozenset({"now", "today", "utcnow"})  # methods of classes of ``datet
 # What differs between an operator and its derivative, as it is called.
 _ASKS = frozenset({"is_grad_enabled", "requires_grad", "is_leaf", "grad_fn"})
 _ALWAYS = "is_grad_enabled"  # the answer depends on no argument
+_ALL = "__dict__"  # all that objects hold is read
 _MOST_NOTED = 16
 _LARGEST = 1 << 16  # bytes of an array of NumPy that is compared
 _NOTHING: dict[str, Any] = {}
@@ -311,6 +315,8 @@ class _Walk:
         self.seen.entries[label] = function, None
         if function.__module__ in _ONCE:
             self._note_once(label)
+        if function is os.getenv:
+            self.visit("os.environ", os.environ)
         if self._is_foreign(function):
             return
         reads = reads_of(function.__code__)
@@ -349,8 +355,8 @@ class _Walk:
             return
         if name in _ONCE or name in _OTHERS:
             for n in self.wanted:
-                if callable(members.get(n)):
-                    self.visit(f"{label}.{n}", members[n])
+                if callable(found := members.get(n)) or isinstance(found, Mapping):
+                    self.visit(f"{label}.{n}", found)
         elif name == "numpy":
             if "random" in self.attributes:
                 self.visit(f"{label}.random", np.random)
@@ -363,7 +369,7 @@ class _Walk:
                 if n in members:
                     self.visit(f"{label}.{n}", members[n])
 
-    def _dict(self, label: str, value: dict[Any, Any]) -> None:
+    def _dict(self, label: str, value: Mapping[Any, Any]) -> None:
         keys = self.keys.get(label)
         for key in value if keys is None else [k for k in keys if k in value]:
             self.visit(f"{label}[{key!r}]", value[key])
@@ -397,11 +403,47 @@ class _Walk:
                 for name, parameter in value.named_parameters():
                     self.visit(f"{label}.{name}", parameter)
         for members in held:
-            for name in self.wanted:
+            for name in own if _ALL in self.attributes else self.wanted:
                 if name in members:
                     self.visit(f"{label}.{name}", members[name])
+        if _is_library(type(value).__module__) or isinstance(value, UserDict | UserList):
+            self._holder(label, value)
         if not _is_library(type(value).__module__):
             self._of_class(label, type(value), value)
+
+    def _holder(self, label: str, value: Any) -> None:
+        """What an object of a library holds, which no text of a user's shows."""
+        if isinstance(value, functools.partial):
+            for name in ("func", "args", "keywords"):
+                self.visit(f"{label}.{name}", getattr(value, name))
+        elif isinstance(value, contextvars.ContextVar):
+            self.visit(f"{label}.get()", value.get(None))
+        elif isinstance(value, weakref.ref):
+            self.visit(f"{label}()", value())
+        elif isinstance(value, UserDict | UserList):
+            self.visit(label, value.data)
+        elif isinstance(value, Mapping):
+            self._dict(label, value)
+        elif isinstance(value, array.array):
+            self.visit(label, np.asarray(value))
+        elif not isinstance(value, torch.nn.Module):
+            self._by_methods(label, value)
+
+    def _by_methods(self, label: str, value: Any) -> None:
+        """The numbers that the methods of an object of a library may give, and its properties."""
+        kind = type(value)
+        named = [getattr(kind, n) for n in self.wanted if hasattr(kind, n)]
+        if any(isinstance(found, types.FunctionType) for found in named):
+            for name, member in getattr(value, "__dict__", _NOTHING).items():
+                items = member if isinstance(member, list | tuple) else [member]
+                if {*map(type, items)} <= _LEAVES:
+                    self.visit(f"{label}.{name}", member)
+        if kind.__module__.partition(".")[0] in sys.stdlib_module_names:
+            for name in self.wanted:
+                if isinstance(getattr(kind, name, None), types.GetSetDescriptorType | property):
+                    found = getattr(value, name)
+                    if type(found) in _LEAVES:
+                        self.visit(f"{label}.{name}", found)
 
     def _of_class(self, label: str, kind: type, value: Any) -> None:
         """What a class gives those of its names that the text has."""
@@ -429,6 +471,10 @@ class _Walk:
             if isinstance(value, type) or not hasattr(value, found.__name__):
                 return
             found = found.__get__(value)
+        elif isinstance(getter := getattr(type(found), "__get__", None), types.FunctionType) and (
+            not isinstance(found, types.FunctionType)
+        ):
+            self.visit(f"{label}.__get__", getter)
         self.visit(label, found)
 
 

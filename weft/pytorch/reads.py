@@ -16,6 +16,7 @@ from weft.values import frozen
 
 _known = WeakKeyDictionary[CodeType, "Reads"]()
 _GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
+_WHOLE = frozenset({"vars", "asdict", "astuple"})  # what gives all that an object holds
 _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"})
 
 
@@ -52,6 +53,10 @@ def reads_of(code: CodeType) -> Reads:
                     modules[one.argval] = None
             if "getattr" in each.co_names:
                 attributes.update(c for c in each.co_consts if isinstance(c, str))
+            if "globals" in each.co_names:
+                globals_.update((c, None) for c in each.co_consts if isinstance(c, str))
+            if _WHOLE & {*each.co_names}:
+                attributes.add("__dict__")
         found = Reads(code.co_freevars, tuple(globals_), tuple(modules), frozenset(attributes))
         _known[code] = found
     return found
@@ -77,6 +82,12 @@ def keys_of(statements: Iterable[ast.stmt]) -> dict[str, frozenset[Any] | None]:
         place, key = node, None
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
             place, key = node.value, frozenset({node.slice.value})
+        elif (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "get" and node.args and isinstance(node.args[0], ast.Constant)
+        ):  # fmt: skip
+            place, key = node.func.value, frozenset({node.args[0].value})
+            left += [*node.args[1:], *node.keywords]
         if isinstance(place, ast.Name | ast.Attribute) and root_name(place) is not None:
             name = dotted(place)
             before = found.get(name, frozenset())

@@ -238,3 +238,23 @@ def test_two_threads_go_backward_at_once() -> None:
     assert len(found) == 60
     for gradients in found:
         torch.testing.assert_close(gradients, expected)
+
+
+@weft.kernel
+def by_atomics(x, seg):
+    s = torch.ones(3, dtype=x.dtype)
+    for i in range(x.shape[0]):
+        weft.atomic_add(s[seg[i]], x[i] * x[i])
+    return s
+
+
+def test_atomic_updates_have_a_gradient_without_the_decorator() -> None:
+    """What was added was lost to autograd."""
+    x, seg = draw(5), torch.tensor([0, 2, 0, 1, 2])
+    weights = draw(3)
+    grads = []
+    for call in (by_atomics, by_atomics.function, by_atomics.interpret):
+        leaf = x.clone().requires_grad_()
+        grads += torch.autograd.grad((call(leaf, seg) * weights).sum(), leaf)
+    for grad in grads:
+        torch.testing.assert_close(grad, 2 * x * weights[seg])

@@ -32,15 +32,14 @@ def _update(name: str, element: Any, function: Callable[[Any], Any]) -> Scalar:
             f"{name}() updates an element of a tensor, not a value",
             help=f"write weft.{name}(x[i], v)",
         )
-    with torch.no_grad():
-        with quietly():
-            # x[None] of a 0-d tensor has one dimension in torch, hence the reshape.
-            plain = element.as_subclass(torch.Tensor).reshape(())
-            before = plain.clone().as_subclass(Scalar)
-        after = function(before)
-        with quietly():
-            plain.copy_(torch.as_tensor(after, device=plain.device))
-        return before
+    with quietly():
+        # x[None] of a 0-d tensor has one dimension in torch, hence the reshape.
+        plain = element.as_subclass(torch.Tensor).reshape(())
+        before = plain.clone().as_subclass(Scalar)
+    after = function(before)
+    with quietly():
+        plain.copy_(torch.as_tensor(after, device=plain.device))
+    return before
 
 
 def _typed(element: Any, value: Any) -> Any:

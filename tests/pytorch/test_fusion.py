@@ -269,7 +269,7 @@ EXACT = {
 }  # fmt: skip
 # The last bit may differ.
 NEARLY = ("exp", "log", "sin", "tanh", "rsqrt")
-# Of subnormal numbers, Triton gives those of zeros, as for PyTorch's own functions.
+# Of subnormal numbers, Triton may give those of zeros, as for PyTorch's own functions.
 OF_ZERO = ("floor", "ceil", *NEARLY)
 TEXT = """
 @weft.kernel

@@ -1,8 +1,7 @@
 """Random programs of every form on a CUDA device, against the undecorated Python on the CPU.
 
 ``python -m tests.fuzz.on_cuda --seconds 600`` draws them in several processes until the time is
-over, or until each form has had ``--each`` of them (some a part of that number, as by ``make fuzz
-N=...``), prints what became of each form, and ends with
+over, or until each form has had ``--each`` of them, prints what became of each form, and ends with
 1 where something differs. ``--log`` names a file that has what is
 known so far, whatever becomes of the process. ``--seed`` repeats one program of one form.
 
@@ -11,7 +10,7 @@ to the device, and what it has written back: the Python, and what compares, stay
 ``torch.compile`` makes of a call stays there, too.)
 
 With ``--device cpu`` nothing is moved, and ``--each 20000`` is ``make fuzz N=20000`` but for what
-needs WebGPU.
+needs WebGPU: of some forms, a part of that number.
 """
 
 from __future__ import annotations
@@ -438,7 +437,8 @@ def main() -> int:
         return 0
     signal.signal(signal.SIGTERM, _end)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # of the processes
-    most = {name: math.ceil(asked.each * there[name].part) for name in names}
+    parts = {name: there[name].part if asked.device == "cpu" else 1.0 for name in names}
+    most = {name: math.ceil(asked.each * part) for name, part in parts.items()}
     found = run(most, asked.seconds, asked.processes, asked.device, asked.log)
     told = Counter[str]()
     for form, seed, message in found.wrong:

@@ -322,41 +322,8 @@ def test_the_operator_is_found_by_its_name() -> None:
     assert torch.library.opcheck(torch.ops.weft_graphs.around.default, (x, name)).keys()
 
 
-@weft.kernel
-def of_clock(x):
-    now = time.time()
-    out = torch.empty_like(x)
-    for i in out:
-        out[i] = x[i] + now
-    return out
-
-
-@weft.kernel
-def of_random(x):
-    number = random.random()
-    out = torch.empty_like(x)
-    for i in out:
-        out[i] = x[i] + number
-    return out
-
-
-@pytest.mark.parametrize("kernel", [of_clock, of_random], ids=lambda k: k.__name__)
-def test_cuda_graphs_leave_out_what_draws(kernel: Any) -> None:
-    tagged: list[bool] = []
-
-    def note(graph: Any, _: Any) -> Any:
-        of = [node.target for node in graph.graph.nodes if "weft" in str(node.target)]
-        tagged.extend(torch.Tag.cudagraph_unsafe in target.tags for target in of)
-        return make_boxed_func(graph.forward)
-
-    with torch.no_grad():
-        torch.compile(kernel, fullgraph=True, backend=aot_autograd(fw_compiler=note))(inputs())
-    assert tagged == [True]
-
-
-@pytest.mark.parametrize("kernel", [*CHANGES, of_nothing, of_members], ids=lambda k: k.__name__)
-def test_cuda_graphs_leave_out_what_reads_around_it(kernel: Any) -> None:
-    """They would replay what was there when they were recorded."""
+def left_out(kernel: Any, gradient: bool) -> dict[str, bool]:
+    """Of each of weft's operators in the graphs of ``kernel``, whether CUDA graphs leave it out."""
     found: dict[str, bool] = {}
 
     def note(graph: Any, _: Any) -> Any:
@@ -367,7 +334,31 @@ def test_cuda_graphs_leave_out_what_reads_around_it(kernel: Any) -> None:
         return make_boxed_func(graph.forward)
 
     graphs = aot_autograd(fw_compiler=note, bw_compiler=note)
-    torch.compile(lambda x: total(kernel, x), fullgraph=True, backend=graphs)(inputs()).backward()
+    compiled = torch.compile(lambda x: total(kernel, x), fullgraph=True, backend=graphs)
+    with torch.set_grad_enabled(gradient):
+        out = compiled(inputs())
+    if gradient:
+        out.backward()
+    return found
+
+
+@pytest.mark.parametrize("draw", [time.time, random.random], ids=lambda draw: draw.__name__)
+def test_cuda_graphs_leave_out_what_draws(draw: Callable[[], float]) -> None:
+    @weft.kernel
+    def drawing(x):
+        number = draw()
+        out = torch.empty_like(x)
+        for i in out:
+            out[i] = x[i] + number
+        return out
+
+    assert [*left_out(drawing, gradient=False).values()] == [True]
+
+
+@pytest.mark.parametrize("kernel", [*CHANGES, of_nothing, of_members], ids=lambda k: k.__name__)
+def test_cuda_graphs_leave_out_what_reads_around_it(kernel: Any) -> None:
+    """They would replay what was there when they were recorded."""
+    found = left_out(kernel, gradient=True)
     assert len(found) == (4 if kernel in CHANGES else 2)
     assert {*found.values()} == {kernel in CHANGES}
 

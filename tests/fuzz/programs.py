@@ -94,7 +94,7 @@ class Program:
                 return f"({a} if {self.condition(depth - 1)} else {b})"
             case _:
                 return self.pick(f"divmod({a}, 5)[1]", f"max({a}, {b})", f"min({a}, 9, {b})",
-                                 f"sum(v * v for v in ({a}, {b})) % 31")  # fmt: skip
+                                 f"sum(v * v for v in (({a}) % 97, ({b}) % 61)) % 31")  # fmt: skip
 
     def typed(self, depth: int = 2) -> str:
         """A number of the dtype of elements, which wraps."""

@@ -194,7 +194,9 @@ class Moved:
             for own, there in self.storages.values():
                 if there.data_ptr() == value.untyped_storage().data_ptr() and there.nbytes():
                     return _view(value, own)
-        if value.requires_grad and not _is_watched(value):
+        if value.grad_fn is not None and not _is_watched(value):
+            # torch's register_hook ends the process for a view whose base has changed since, unless
+            # grad_fn has been asked for.
             value.register_hook(_as_one)
         return value.to("cpu", copy=True)
 

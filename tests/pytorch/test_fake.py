@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import weft
@@ -62,6 +64,113 @@ def test_numbers_made_of_data_break_the_graph(kernel):
     compiled = torch.compile(lambda x: kernel(x + 1) + 1, backend="aot_eager")
     for y in (x, x - 7 * (kernel is signed)):
         torch.testing.assert_close(compiled(y), kernel(y + 1) + 1)
+    with pytest.raises(Exception, match="the host part makes a number of what is in a tensor"):
+        torch.compile(kernel, backend="aot_eager", fullgraph=True)(x)
+
+
+W = torch.tensor([2.0, 3.0, 4.0])
+
+
+@weft.kernel
+def by_total(x: torch.Tensor) -> torch.Tensor:
+    total, rest = W.sum(), torch.cat([W[1:], x])
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * x[i] * total * rest[i]
+    return out
+
+
+@weft.kernel
+def by_item(x: torch.Tensor) -> torch.Tensor:
+    by, other = W[0].item(), x.detach().sum().item()
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * by + other
+    return out
+
+
+@weft.kernel
+def by_number(x: torch.Tensor) -> torch.Tensor:
+    by = float(W[0])
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * by
+    return out
+
+
+@weft.kernel
+def by_listed(x: torch.Tensor) -> torch.Tensor:
+    by = W.tolist()[0]
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * by
+    return out
+
+
+@weft.kernel
+def by_array(x: torch.Tensor) -> torch.Tensor:
+    by = float(W.numpy()[0])
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * by
+    return out
+
+
+def total_of(x):
+    return by_total(x).sum()
+
+
+class ByTotal(torch.nn.Module):
+    def forward(self, x):
+        return by_total(x)
+
+
+GRAPHS = {
+    "compile": lambda x: torch.compile(by_total, backend="aot_eager", fullgraph=True)(x),
+    "vmap": lambda x: torch.compile(vmap(by_total), backend="aot_eager", fullgraph=True)(x[None])[
+        0
+    ],
+    "export": lambda x: torch.export.export(ByTotal(), (x,)).module()(x),
+    "fake": lambda x: make_fx(by_total, tracing_mode="fake")(x)(x),
+    "symbolic": lambda x: make_fx(by_total, tracing_mode="symbolic")(x)(x),
+}
+
+
+@pytest.mark.parametrize("way", GRAPHS)
+def test_tensors_around_a_kernel_in_its_host_part(way):
+    """They were refused by torch: "Please convert all Tensors to FakeTensors first"."""
+    torch._dynamo.reset()
+    x = torch.tensor([0.5, -2.0])
+    torch.testing.assert_close(GRAPHS[way](x), by_total(x))
+
+
+def test_derivatives_beside_tensors_around_a_kernel():
+    torch._dynamo.reset()
+    x = torch.tensor([0.5, -2.0], requires_grad=True)
+    compiled = torch.compile(total_of, backend="aot_eager", fullgraph=True)
+    (found,) = torch.autograd.grad(compiled(x), x)
+    torch.testing.assert_close(found, torch.autograd.grad(total_of(x), x)[0])
+    x = x.detach()
+    compiled = torch.compile(grad(total_of), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), found)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_items_that_only_loops_read_are_in_a_graph(backend, dynamic):
+    """They were symbols that nothing gave: "Pending unbacked symbols"."""
+    torch._dynamo.reset()
+    compiled = torch.compile(by_item, backend=backend, fullgraph=True, dynamic=dynamic)
+    for x in (torch.tensor([0.5, -2.0]), torch.tensor([1.5, 2.0, 4.0])):
+        torch.testing.assert_close(compiled(x), by_item(x))
+
+
+@pytest.mark.parametrize("kernel", [by_number, by_listed, by_array])
+def test_numbers_made_of_tensors_around_a_kernel(kernel):
+    torch._dynamo.reset()
+    x = torch.tensor([0.5, -2.0])
+    torch.testing.assert_close(torch.compile(kernel, backend="aot_eager")(x), x * 2)
+    torch._dynamo.reset()
     with pytest.raises(Exception, match="the host part makes a number of what is in a tensor"):
         torch.compile(kernel, backend="aot_eager", fullgraph=True)(x)
 

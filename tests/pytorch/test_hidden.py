@@ -142,15 +142,58 @@ def test_they_are_refused_by_transforms(kernel: Any, way: str) -> None:
         assert f(kernel, x).shape in ((3,), (1, 3))
 
 
+@weft.kernel
+def by_local(x):
+    w = HELD.w
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = x[i] * w[i]
+    return out
+
+
+@weft.kernel
+def by_sum(x):
+    total = HELD.w.sum()
+    out = torch.empty_like(x)
+    for i in out:
+        out[i] = x[i] * total
+    return out
+
+
+GRAPHS = [by_dict, by_list, by_function, by_kernel, by_lambda, by_local, by_sum]
+
+
 @pytest.mark.usefixtures("known")
-@pytest.mark.parametrize("kernel", [by_dict, by_list, by_function, by_kernel, by_lambda])
-def test_they_are_refused_by_graphs(kernel: Any) -> None:
+@pytest.mark.parametrize("needs", [False, True])
+@pytest.mark.parametrize("kernel", GRAPHS)
+def test_they_are_refused_by_graphs(kernel: Any, needs: bool) -> None:
+    """Where an argument needs a derivative, too, they were constants."""
     torch._dynamo.reset()
     said = "is not an argument of the kernel"
     if kernel is by_lambda and TorchVersion(torch.__version__) < "2.11":
         said = "is not a constant"  # of a function that is defined in what it traces, Dynamo's own
     with pytest.raises(Exception, match=said):
-        torch.compile(kernel, backend="aot_eager")(torch.ones(3))
+        torch.compile(kernel, backend="aot_eager")(torch.ones(3, requires_grad=needs))
+
+
+@pytest.mark.parametrize("needs", [False, True])
+@pytest.mark.parametrize("kernel", [named, by_local, by_sum])
+def test_graphs_notice_that_one_needs_a_derivative(kernel: Any, needs: bool) -> None:
+    """A layer that is trained from some step on: it was a constant of the graph."""
+    torch._dynamo.reset()
+    x = torch.ones(3, requires_grad=needs)
+    compiled = torch.compile(kernel, backend="aot_eager")
+    expected = kernel(x)
+    assert torch.equal(compiled(x), expected)
+    W.requires_grad_()
+    try:
+        with torch.no_grad():
+            assert torch.equal(compiled(x), expected)
+        with pytest.raises(Exception, match="is not an argument of the kernel"):
+            compiled(x)
+    finally:
+        W.requires_grad_(False)
+    assert torch.equal(compiled(x), expected)
 
 
 @pytest.mark.usefixtures("known")

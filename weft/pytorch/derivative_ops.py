@@ -28,7 +28,7 @@ from weft.pytorch.boxed import BoxedKernel, reaches_device
 from weft.pytorch.derivatives import Made, pushed, recorded
 from weft.pytorch.dynamo import untraced
 from weft.pytorch.forward_level import has_dual, is_open, primal_of
-from weft.pytorch.hidden import AGAIN
+from weft.pytorch.hidden import AGAIN, asked_here
 from weft.pytorch.inputs import Structure, items
 from weft.pytorch.namespace import Family, without_defaults
 from weft.pytorch.samples_op import Samples, extra_arguments
@@ -245,9 +245,9 @@ class Rule:
                 return found if self.of is None else [*found]
             if torch.is_grad_enabled() and torch._C._any_requires_grad(*passed):
                 self._before.seen = self.family.around.seen()
-                if is_noting(self.family, passed):
-                    return self.noting(keyset, *passed)
-                return differentiable(keyset, *passed)
+                noting = is_noting(self.family, passed)
+                with asked_here():  # autograd is off where it is carried out
+                    return (self.noting if noting else differentiable)(keyset, *passed)
             try:
                 with torch._C._AutoDispatchBelowAutograd():
                     return overload.redispatch(keyset & torch._C._after_autograd_keyset, *passed)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import ast
 import functools
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._guards import TracingContext
+from torch._guards import TracingContext, detect_fake_mode
 
 from weft.errors import CompileError, KernelValueError, warn
 from weft.frontend.lower import Lowered, lower
@@ -27,8 +28,17 @@ from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.launch import KernelLike, Launcher, empty_results
 from weft.runtime.overlap import OverlapWarning, fakes_need_order, place_of
 from weft.runtime.pairs import apart
-from weft.runtime.signature import DTYPES, come_apart, spec_of
+from weft.runtime.signature import DTYPES, REACHED, come_apart, spec_of
 from weft.source import FunctionSource, Span, subtree
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+# What torch says where a fake tensor is asked for its data, if it does not by a class of its own.
+_NO_DATA = (
+    "tolist() shouldn't be called", "Cannot access data pointer", ".numpy() is not supported",
+)  # fmt: skip
 
 
 def fake_launchers(kernel: KernelLike, operator: bool = False) -> tuple[Callable[..., Any], ...]:
@@ -54,6 +64,8 @@ def _launcher(launcher: Launcher, source: FunctionSource, operator: bool) -> Cal
         return others[own](*given)
 
     def launch(*args: Any) -> Any:
+        if (reached := REACHED.get()) is not None:
+            reached(*args)
         if come_apart(region, args):
             return apart(launcher, args, of_pairs)
         if is_backed(region, args):
@@ -202,16 +214,44 @@ def without_data(implementation: Callable[..., Any], kernel: KernelLike) -> Call
 
     def fake(*args: Any) -> Any:
         try:
-            return implementation(*args)
-        except RuntimeError as error:
+            with _beside_fakes(detect_fake_mode(args)) as give:
+                return give(implementation(*args))
+        except (RuntimeError, NotImplementedError) as error:
             refused, asks_for_data = _data_errors()
-            if not isinstance(error, asks_for_data):
+            asks = isinstance(error, asks_for_data) or any(s in str(error) for s in _NO_DATA)
+            if not asks:
                 raise
             span = statement_span(kernel, error)
         # Not as its cause, which Dynamo would look at instead.
         raise refused(span)
 
     return fake
+
+
+@contextmanager
+def _beside_fakes(mode: FakeTensorMode | None) -> Iterator[Callable[[Any], Any]]:
+    """Tensors around a kernel stand beside fake ones, as fake ones. The symbols that stand for data
+    go no further, but for those in the sizes of what the function that this yields is given."""
+    if mode is None:
+        yield lambda made: made
+        return
+    # Imported by what has made the mode.
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    before = mode.allow_non_fake_inputs
+    pending = [] if mode.shape_env is None else mode.shape_env.pending_fresh_unbacked_symbols
+    there = [*pending]
+
+    def give(made: Any) -> Any:
+        told = {*there, *free_unbacked_symbols([made] if isinstance(made, torch.Tensor) else made)}
+        pending[:] = [symbol for symbol in pending if symbol in told]
+        return made
+
+    mode.allow_non_fake_inputs = True
+    try:
+        yield give
+    finally:
+        mode.allow_non_fake_inputs = before
 
 
 def statement_span(kernel: KernelLike, error: Exception) -> Span:
@@ -246,7 +286,10 @@ def of_samples(call: Callable[..., Any], kernel: KernelLike) -> Callable[..., An
 def _data_errors() -> tuple[Callable[[Span], Exception], tuple[type[Exception], ...]]:
     """What to raise, and torch's errors: a fake tensor is asked for its data."""
     # Imported by what has made the fake tensor.
-    from torch._subclasses.fake_tensor import DataDependentOutputException
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        UnsupportedFakeTensorException,
+    )
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     class DataDependentError(KernelValueError, DataDependentOutputException):
@@ -261,4 +304,7 @@ def _data_errors() -> tuple[Callable[[Span], Exception], tuple[type[Exception], 
             KernelValueError.__init__(self, what, span, help)
             self.func: Any = str(self)
 
-    return DataDependentError, (DataDependentOutputException, GuardOnDataDependentSymNode)
+    asks_for_data = (
+        DataDependentOutputException, GuardOnDataDependentSymNode, UnsupportedFakeTensorException,
+    )  # fmt: skip
+    return DataDependentError, asks_for_data

@@ -13,7 +13,7 @@ import functools
 import hashlib
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,22 +89,57 @@ def deciding(
     """Gives what the host part of ``function`` takes from around it that may decide on sizes and
     dtypes. Dynamo, which can trace the call, puts guards on these values. It has their
     ``names``."""
-    code, scope = function.__code__, Scope.of(function)
-    around = {*code.co_freevars, *_global_names(code)}
-    names = [c for c in chains(tree, loops) if root_name(c) in around]
-    found = {dotted(c): c for c in names if isinstance(scope.resolve(c), DECIDING)}
-    items = "".join(f"__plainly__({name}), " for name in found)
-    outer = (
-        f"def outer({', '.join((*code.co_freevars, '__plainly__'))}):\n"
-        f" def deciding(): return ({items})\n"
-    )
-    made = compile(outer, "<weft deciding>", "exec")
-    inner = next(code for code in codes(made) if code.co_name == "deciding")
-    own = {**scope.cells, "__plainly__": types.CellType(plainly)}
-    cells = tuple(own[name] for name in inner.co_freevars)
-    made = types.FunctionType(inner, function.__globals__, closure=cells)
-    made.names = tuple(found)  # type: ignore[attr-defined]
+    scope = Scope.of(function)
+    names = _around(function, tree, loops)
+    found = dict.fromkeys(dotted(c) for c in names if isinstance(scope.resolve(c), DECIDING))
+    made = _reading(function, [f"__plainly__({name})" for name in found])
+    made.names = tuple(found)
     return made
+
+
+def watching(function: Callable[..., Any], tree: ast.FunctionDef) -> Callable[[], tuple[Any, ...]]:
+    """Gives which tensors ``function`` takes from around it that need a derivative: as they are no
+    arguments, a graph is refused then, and where Dynamo traces the call, it has guards for that."""
+    scope = Scope.of(function)
+    found = dict[str, None]()
+    for chain in _around(function, tree):
+        while isinstance(chain, ast.Attribute | ast.Name):
+            if type(_attribute(scope, chain)) in (torch.Tensor, torch.nn.Parameter):
+                found[dotted(chain)] = None
+            chain = chain.value if isinstance(chain, ast.Attribute) else None
+    return _reading(function, [f"{name}.requires_grad" for name in found])
+
+
+def _around(
+    function: Callable[..., Any], tree: ast.AST, leave: frozenset[ast.AST] = frozenset()
+) -> list[ast.expr]:
+    """The chains of ``tree`` that begin around ``function``."""
+    code = function.__code__
+    names = {*code.co_freevars, *_global_names(code)}
+    return [chain for chain in chains(tree, leave) if root_name(chain) in names]
+
+
+def _attribute(scope: Scope, node: ast.expr) -> Any:
+    """The value of a dotted name; modules have their parameters apart."""
+    if isinstance(node, ast.Attribute):
+        base = _attribute(scope, node.value)
+        if isinstance(base, torch.nn.Module):
+            return {**base._buffers, **base._parameters, **base._modules}.get(node.attr, MISSING)
+    return scope.resolve(node)
+
+
+def _reading(function: Callable[..., Any], items: Sequence[str]) -> Any:
+    """A function of the same variables around it that gives the values of ``items``."""
+    free = function.__code__.co_freevars
+    outer = (
+        f"def outer({', '.join((*free, '__plainly__'))}):\n"
+        f" def reading(): return ({''.join(f'{item}, ' for item in items)})\n"
+    )
+    made = compile(outer, "<weft reading>", "exec")
+    inner = next(code for code in codes(made) if code.co_name == "reading")
+    own = {**Scope.of(function).cells, "__plainly__": types.CellType(plainly)}
+    cells = tuple(own[name] for name in inner.co_freevars)
+    return types.FunctionType(inner, function.__globals__, closure=cells)
 
 
 def plainly(value: Any) -> Any:

@@ -48,7 +48,15 @@ from weft.pytorch.dynamo import changed
 from weft.pytorch.fake import changed_error, hidden_write, no_argument, of_samples
 from weft.pytorch.forward_level import has_dual, is_open
 from weft.pytorch.hidden import captured, check_captured
-from weft.pytorch.identity import chains, decided_by, deciding, fingerprint, may_draw, text_of
+from weft.pytorch.identity import (
+    chains,
+    decided_by,
+    deciding,
+    fingerprint,
+    may_draw,
+    text_of,
+    watching,
+)
 from weft.pytorch.members import Like, MemberKernel, key_of, members_of, reads_of, schema_type
 from weft.pytorch.namespace import in_ascii, is_sharded, namespace_of
 from weft.pytorch.operator import Operator, OperatorForm
@@ -85,6 +93,7 @@ class Operators:
         self.returned, self.captured = one_return(kernel), captured(kernel)
         loops = frozenset[ast.AST](region.node for region in kernel.parts.regions)
         self.deciding: Any = deciding(kernel.function, kernel.source.tree, loops)
+        self.watching: Any = watching(kernel.function, kernel.source.tree)
         self.followed = False  # whether the host part may be, by what the kernel is
         # What stands for the loops where PyTorch traces the host part (``hosted.py``), if it may.
         self.loops: Sequence[Any] = ()
@@ -176,6 +185,7 @@ class Operators:
         if any(not isinstance(like, str) for like in likes):
             key = self.make_of_members(self.token, likes)
             return self.assemble(self.of_members[key].traced(members, {}), values)
+        self.watching()
         around = self.deciding()
         name = self.name_for(self.token, tuple(types), tuple(map(as_constant, fixed)), around)
         out = getattr(getattr(torch.ops, self.namespace), name).default(*passed)

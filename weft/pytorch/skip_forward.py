@@ -86,7 +86,10 @@ class _Found(abc.ABC, Generic[T]):
             return self.unknown
         # This is no part of the program, so modes that watch the program do not see it.
         with _disable_current_modes(), torch._C._ForceDispatchKeyGuard(*PLAIN):
-            return self.find([hollow(v, _hint) for v in inputs], inputs)
+            try:
+                return self.find([hollow(v, _hint) for v in inputs], inputs)
+            except (RuntimeError, NotImplementedError):  # of torch: the host part needs the data,
+                return self.unknown  # or has tensors of a device beside those without memory
 
     @abc.abstractmethod
     def find(self, like: Sequence[Any], inputs: Sequence[Any]) -> T:

@@ -155,6 +155,24 @@ def test_meta_tensors_beside_others_are_refused():
         copy(torch.ones(3, device="meta"), torch.ones(3))
 
 
+def test_operators_refuse_meta_tensors_beside_others():
+    """They gave memory that nothing had been written to."""
+
+    @weft.kernel
+    def scaled(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = x[i] * by
+        return out
+
+    x, by = torch.ones(3), torch.tensor(2.0)
+    for needs in (False, True):
+        with pytest.raises(KernelValueError, match="`x` is on cpu and `by` on meta"):
+            scaled.op(x.requires_grad_(needs), by.to("meta"))
+    assert scaled.op(x.detach().to("meta"), by).is_meta  # as torch's own: a number of the CPU
+    assert scaled.op(x, by).tolist() == [2.0] * 3
+
+
 # --- storages, inference and zeros ---------------------------------------------------------------
 def test_a_tensor_larger_than_its_storage():
     x = torch.ones(7)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import array
 import contextvars
+import copy
 import ctypes
+import dataclasses
 import enum
 import math
 import os
@@ -415,11 +417,16 @@ class Holder:
         self.gain = 1.0
 
 
+@dataclasses.dataclass
+class Fields:
+    gain: float = 1.0
+
+
 def gain_of(holder: Any) -> float:
     return holder.gain
 
 
-HOLDER, GETTING = Holder(), Getting()
+HOLDER, GETTING, FIELDS = Holder(), Getting(), Fields()
 BOUND, WEAK = partial(gain_of, HOLDER), weakref.ref(HOLDER)
 PROXY, USER, CHAIN, ITEMS = (
     types.MappingProxyType(DIALS), UserDict(gain=1.0), ChainMap(DIALS), UserList([1.0]),
@@ -434,6 +441,13 @@ HOLDS: dict[Callable[[], float], Callable[[], Any]] = {
     lambda: next(iter(HOLDER.__dict__.values())): lambda: setattr(HOLDER, "gain", 3.0),
     lambda: GETTING.gain: lambda: globals().update(GAIN=3.0),
     lambda: globals()["GAIN"]: lambda: globals().update(GAIN=3.0),
+    lambda: eval("GAIN"): lambda: globals().update(GAIN=3.0),
+    lambda: eval("HOLDER.gain + 0.0"): lambda: setattr(HOLDER, "gain", 3.0),
+    lambda: copy.copy(HOLDER).gain: lambda: setattr(HOLDER, "gain", 3.0),
+    lambda: copy.deepcopy(ITEMS)[0]: lambda: ITEMS.append(ITEMS.pop() + 2),
+    lambda: dataclasses.asdict(FIELDS)["gain"]: lambda: setattr(FIELDS, "gain", 3.0),
+    lambda: dataclasses.astuple(FIELDS)[0]: lambda: setattr(FIELDS, "gain", 3.0),
+    lambda: dataclasses.replace(FIELDS).gain: lambda: setattr(FIELDS, "gain", 3.0),
     lambda: PROXY["gain"]: lambda: DIALS.update(gain=3.0),
     lambda: CHAIN["gain"]: lambda: DIALS.update(gain=3.0),
     lambda: USER["gain"]: lambda: USER.update(gain=3.0),
@@ -463,8 +477,8 @@ def test_what_objects_of_libraries_hold_is_noticed(
             out[i] = x[i] * x[i] * gain
         return out
 
-    HOLDER.gain = 1.0
-    out = torch.compile(weft.kernel(kernel), backend="aot_eager")(inputs()).sum()
+    HOLDER.gain = FIELDS.gain = 1.0
+    out = torch.compile(weft.kernel(kernel), backend="aot_eager", fullgraph=True)(inputs()).sum()
     HOLDS[read]()
     with pytest.raises(GradientError, match="would be that of another call"):
         out.backward()

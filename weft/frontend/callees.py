@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import dataclasses
 import functools
 import inspect
 import operator
@@ -43,6 +44,8 @@ _STORING_NAMES = (
 # What gives the elements of its argument.
 ITERATING = (serial, static, list, tuple, iter, reversed, sorted, copy.copy)
 _STORING = tuple(getattr(operator, name) for name in _STORING_NAMES)
+# Functions of Python, written in Python, that write to none of their arguments.
+COPYING = (copy.copy, copy.deepcopy, dataclasses.asdict, dataclasses.astuple, dataclasses.replace)
 STORING_METHODS = frozenset(f"__{name}__" for name in _STORING_NAMES)
 
 
@@ -185,6 +188,14 @@ def schemas(function: Any) -> list[Any]:
     if isinstance(function, OpOverloadPacket):
         return [getattr(function, name)._schema for name in function.overloads()]
     return [function._schema] if isinstance(function, OpOverload) else []
+
+
+def is_read(function: Any) -> bool:
+    """Whether the text of ``function`` says what it writes to: Python, or a kernel."""
+    if any(function is copying for copying in COPYING):
+        return False
+    is_python = isinstance(function, types.FunctionType) and not is_known(function)
+    return is_python or hasattr(function, "__wrapped__")
 
 
 def stores(function: Any, name: str) -> bool:

@@ -29,6 +29,7 @@ from weft.frontend.callees import (
     functions,
     inplace,
     is_in_place,
+    is_read,
     items,
     known,
     partial_call,
@@ -287,9 +288,7 @@ class Calls:
                 self._user_call(applied(node, [function.__self__]), function.__func__)
             case _ if function is MISSING and isinstance(func, ast.Attribute):
                 self._method(node, func.value, name)
-            case _ if hasattr(function, "__wrapped__") or (
-                isinstance(function, types.FunctionType) and not is_known(function)
-            ):
+            case _ if is_read(function):
                 self._user_call(node, function)
             case _:
                 self._library_call(node, function, name)

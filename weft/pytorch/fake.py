@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +26,9 @@ from weft.ir.writes import written
 from weft.lang.vectors import Backing
 from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.launch import KernelLike, Launcher, empty_results
-from weft.runtime.overlap import OverlapWarning, fakes_need_order, place_of
+from weft.runtime.overlap import OverlapWarning, fakes_need_order, is_number, place_of
 from weft.runtime.pairs import apart
-from weft.runtime.signature import DTYPES, REACHED, come_apart, spec_of
+from weft.runtime.signature import DTYPES, REACHED, check_one_device, come_apart, spec_of
 from weft.source import FunctionSource, Span, subtree
 
 if TYPE_CHECKING:
@@ -85,6 +85,12 @@ def _launcher(launcher: Launcher, source: FunctionSource, operator: bool) -> Cal
         stored = written(found.function)
         given = found.function.args[: len(found.function.args) - len(found.results)]
         names = {memref.name for memref in given if memref in stored}
+        pairs = zip((arg.name for arg in region.args), args, strict=True)
+        check_one_device(
+            [(n, v) for n, v in pairs
+             if isinstance(v, torch.Tensor) and (n in names or not is_number(v))],
+            region.span,
+        )  # fmt: skip
         for arg, value in zip(region.args, args, strict=True):
             if operator and arg.captured and _is_changed(value):
                 raise changed_error(arg.name, region.span)
@@ -229,7 +235,7 @@ def without_data(implementation: Callable[..., Any], kernel: KernelLike) -> Call
 
 
 @contextmanager
-def _beside_fakes(mode: FakeTensorMode | None) -> Iterator[Callable[[Any], Any]]:
+def _beside_fakes(mode: FakeTensorMode | None) -> Generator[Callable[[Any], Any]]:
     """Tensors around a kernel stand beside fake ones, as fake ones. The symbols that stand for data
     go no further, but for those in the sizes of what the function that this yields is given."""
     if mode is None:

@@ -11,6 +11,7 @@ import ast
 import enum
 import functools
 import hashlib
+import itertools
 import re
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -124,7 +125,9 @@ def _attribute(scope: Scope, node: ast.expr) -> Any:
     if isinstance(node, ast.Attribute):
         base = _attribute(scope, node.value)
         if isinstance(base, torch.nn.Module):
-            return {**base._buffers, **base._parameters, **base._modules}.get(node.attr, MISSING)
+            tensors = base.named_parameters(recurse=False), base.named_buffers(recurse=False)
+            members = itertools.chain(*tensors, base.named_children())
+            return next((value for name, value in members if name == node.attr), MISSING)
     return scope.resolve(node)
 
 

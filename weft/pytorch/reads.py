@@ -17,6 +17,7 @@ from weft.values import frozen
 _known = WeakKeyDictionary[CodeType, "Reads"]()
 _GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 _WHOLE = frozenset({"vars", "asdict", "astuple"})  # what gives all that an object holds
+_EVALUATING = frozenset({"eval", "exec"})
 _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"})
 
 
@@ -43,7 +44,7 @@ def reads_of(code: CodeType) -> Reads:
     found = _known.get(code)
     if found is None:
         globals_, attributes, modules = dict[str, None](), set[str](), dict[str, None]()
-        for each in (code, *codes(code)):
+        for each in (code, *codes(code), *_evaluated(code)):
             for one in dis.get_instructions(each):
                 if one.opname in _GLOBALS:
                     globals_[one.argval] = None
@@ -62,12 +63,32 @@ def reads_of(code: CodeType) -> Reads:
     return found
 
 
+def _evaluated(code: CodeType) -> list[CodeType]:
+    """What ``eval`` and ``exec`` are given as a constant."""
+    evaluating = [each for each in (code, *codes(code)) if _EVALUATING & {*each.co_names}]
+    strings = [c for each in evaluating for c in each.co_consts if isinstance(c, str)]
+    made = filter(None, map(_compiled, strings))
+    return [inner for each in made for inner in (each, *codes(each))]
+
+
+def _compiled(text: str) -> CodeType | None:
+    """``text`` as Python's, if it is that."""
+    try:
+        return compile(text, "<text>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return None
+
+
 def text_of(statements: Iterable[ast.stmt]) -> frozenset[str]:
     """The names and attributes in ``statements``."""
     nodes = [n for s in statements for n in subtree(s)]
     strings = {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    names = {n.id for n in nodes if isinstance(n, ast.Name)}
+    if _EVALUATING & names:
+        made = filter(None, map(_compiled, [*strings]))
+        strings = strings.union(*(each.co_names for code in made for each in (code, *codes(code))))
     return frozenset(
-        {n.id for n in nodes if isinstance(n, ast.Name)} | strings
+        names | strings
         | {n.attr for n in nodes if isinstance(n, ast.Attribute)}
     )  # fmt: skip
 

@@ -59,7 +59,7 @@ def dense(args: tuple[Any, ...]) -> tuple[Any, ...]:
         if value._is_zerotensor():
             return value.clone()
         # A gradient cannot come back from "meta".
-        apart = value.device != device and _is_number(value)
+        apart = value.device != device and is_number(value)
         stays = device is not None and device.type == "meta" and value.requires_grad
         return value.to(device) if apart and not stays else value
 
@@ -69,11 +69,12 @@ def dense(args: tuple[Any, ...]) -> tuple[Any, ...]:
 def place_of(args: Sequence[Any]) -> torch.device | None:
     """Where the tensors are, but for numbers of the CPU. None: there are no tensors."""
     tensors = [v for v in args if isinstance(v, torch.Tensor)]
-    return next((v.device for v in tensors if not _is_number(v)),
+    return next((v.device for v in tensors if not is_number(v)),
                 tensors[0].device if tensors else None)  # fmt: skip
 
 
-def _is_number(tensor: torch.Tensor) -> bool:
+def is_number(tensor: torch.Tensor) -> bool:
+    """Whether loops read it beside tensors of any device."""
     return tensor.dim() == 0 and tensor.device.type == "cpu" and not isinstance(tensor, Field)
 
 

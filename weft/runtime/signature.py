@@ -215,13 +215,7 @@ def layout(tensor: torch.Tensor) -> str:
 def check_devices(named: Iterable[tuple[str, torch.Tensor]], span: Span | None = None) -> None:
     """Raises ``KernelValueError`` unless all tensors are on the CPU, or all on one GPU."""
     named = list(named)
-    for name, tensor in named:
-        first = named[0]
-        if tensor.device != first[1].device:
-            raise KernelValueError(
-                f"`{first[0]}` is on {first[1].device} and `{name}` on {tensor.device}", span,
-                help="tensors of one loop must be on one device: move one with .to(...)",
-            )  # fmt: skip
+    check_one_device(named, span)
     for name, tensor in named:
         if tensor.device.type not in ("cpu", "cuda", "mps", "meta"):
             raise KernelValueError(
@@ -237,6 +231,16 @@ def check_devices(named: Iterable[tuple[str, torch.Tensor]], span: Span | None =
             raise KernelValueError(
                 f"`{name}` is a lazily negated view", span, help=f"pass {name}.resolve_neg()"
             )
+
+
+def check_one_device(named: Sequence[tuple[str, torch.Tensor]], span: Span | None) -> None:
+    for name, tensor in named:
+        first = named[0]
+        if tensor.device != first[1].device:
+            raise KernelValueError(
+                f"`{first[0]}` is on {first[1].device} and `{name}` on {tensor.device}", span,
+                help="tensors of one loop must be on one device: move one with .to(...)",
+            )  # fmt: skip
 
 
 def _constant(name: str, value: Any, span: Span | None) -> ConstSpec:

@@ -292,13 +292,10 @@ def of_samples(call: Callable[..., Any], kernel: KernelLike) -> Callable[..., An
 def _data_errors() -> tuple[Callable[[Span], Exception], tuple[type[Exception], ...]]:
     """What to raise, and torch's errors: a fake tensor is asked for its data."""
     # Imported by what has made the fake tensor.
-    from torch._subclasses.fake_tensor import (
-        DataDependentOutputException,
-        UnsupportedFakeTensorException,
-    )
+    from torch._subclasses import fake_tensor
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    class DataDependentError(KernelValueError, DataDependentOutputException):
+    class DataDependentError(KernelValueError, fake_tensor.DataDependentOutputException):
         """Where torch's error would break a graph, this does."""
 
         def __init__(self, span: Span) -> None:
@@ -311,6 +308,7 @@ def _data_errors() -> tuple[Callable[[Span], Exception], tuple[type[Exception], 
             self.func: Any = str(self)
 
     asks_for_data = (
-        DataDependentOutputException, GuardOnDataDependentSymNode, UnsupportedFakeTensorException,
+        fake_tensor.DataDependentOutputException, fake_tensor.UnsupportedFakeTensorException,
+        GuardOnDataDependentSymNode,
     )  # fmt: skip
     return DataDependentError, asks_for_data

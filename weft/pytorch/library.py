@@ -185,8 +185,7 @@ class Operators:
         if any(not isinstance(like, str) for like in likes):
             key = self.make_of_members(self.token, likes)
             return self.assemble(self.of_members[key].traced(members, {}), values)
-        self.watching()
-        around = self.deciding()
+        _, around = self.watching(), self.deciding()
         name = self.name_for(self.token, tuple(types), tuple(map(as_constant, fixed)), around)
         out = getattr(getattr(torch.ops, self.namespace), name).default(*passed)
         return self.assemble(out, values)

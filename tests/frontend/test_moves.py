@@ -323,6 +323,22 @@ def lists_of_run_time(x):
         x[i] = t[0][0]
 
 
+def list_of_complex_numbers(x):
+    for i in range(3):
+        a = []
+        for k in range(x.shape[0]):
+            a.append(weft.math.exp(1j * x[k]))
+        x[i] = abs(a[0])
+
+
+def either_range(x):
+    for i in range(3):
+        s = 0.0
+        for k in range(3) if x[i] > 0 else range(2, -1, -1):
+            s = s * 0.5 + x[k]
+        x[i] = s
+
+
 REFUSED = {
     changed_alias: ("`b` and `a` may be one list, which is changed here by the name `b`",
                     "make a copy where one gets the other: a = b[:]"),
@@ -336,6 +352,12 @@ REFUSED = {
                "keep a copy of the row: row = ...[:]"),
     looped_over: ("a loop over `a` assigns that name", "loop over a copy: a[:]"),
     other_sizes: ("`t` may be a local array of 2 dimensions, or another one", ""),
+    list_of_complex_numbers: (
+        "a list of complex numbers whose length is known at run time",
+        "make an array with room for them, a = weft.zeros(64, weft.c64), and count them",
+    ),
+    either_range: ("this may be a range, or another one",
+                   "loop over one, and choose the number: `k = n if up else m - 1 - n`"),
     lists_of_run_time: ("a list of lists whose length is known at run time",
                         "give it a constant one that is large enough, "
                         "[[0.0] * 64 for _ in range(64)], or make a tensor in the host part"),

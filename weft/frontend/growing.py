@@ -18,6 +18,7 @@ from weft.frontend import elements, tuple_lists
 from weft.frontend.casts import MOST_ELEMENTS, too_large
 from weft.frontend.context import Again, Lowering
 from weft.frontend.kinds import (
+    Complex,
     Method,
     Operand,
     Scalar,
@@ -261,6 +262,11 @@ def append(cx: Lowering, x: Tensor | TupleList, item: Operand, span: Span) -> No
             "a list of lists whose length is known at run time", span,
             help="give it a constant one that is large enough, [[0.0] * 64 for _ in range(64)], "
             "or make a tensor in the host part",
+        )  # fmt: skip
+    if isinstance(item, Complex) or (isinstance(item, Static) and type(item.value) is complex):
+        raise KernelTypeError(
+            "a list of complex numbers whose length is known at run time", span,
+            help="make an array with room for them, a = weft.zeros(64, weft.c64), and count them",
         )  # fmt: skip
     if isinstance(x, Tensor):
         if isinstance(item, Tup) and x.key:

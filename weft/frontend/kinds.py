@@ -534,8 +534,9 @@ def join(a: Kind, b: Kind, name: str, span: Span) -> Kind:
     if article(a) == article(b):
         raise KernelTypeError(
             f"{f'`{name}`' if name else 'this'} may be {article(a)}, or another one", span,
-            help="what a name stands for is known when the kernel is compiled: write both cases "
-            "out, or use one with one more subscript that says which",
+            help="loop over one, and choose the number: `k = n if up else m - 1 - n`"
+            if article(a) == "a range" else "what a name stands for is known when the kernel is "
+            "compiled: write both cases out, or use one with one more subscript that says which",
         )  # fmt: skip
     if name.endswith("()"):
         raise KernelTypeError(

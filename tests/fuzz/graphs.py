@@ -1,7 +1,8 @@
 """Random kernels whose host part a graph holds: assignments of PyTorch's functions, allocations of
 every form, views, several loops that read what others have written, some by several names of one
-memory. What ``torch.compile``, ``torch.func`` and ``make_fx`` make of them is compared with the
-undecorated Python, derivatives with those that torch finds of it.
+memory; some use a tensor around the kernel, which may need a derivative. What ``torch.compile``,
+``torch.func`` and ``make_fx`` make of them is compared with the undecorated Python, derivatives
+with those that torch finds of it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _EMPTY = ("torch.empty_like(x)", "torch.empty(x.shape[0], dtype=x.dtype)", "x.ne
           "torch.empty(2 * x.shape[0], dtype=x.dtype)[: x.shape[0]]")  # fmt: skip
 _FULL = ("torch.zeros_like(y)", "torch.zeros(x.shape[0], dtype=x.dtype)", "x.new_ones(len(x))",
          "torch.full((x.shape[0],), 0.5, dtype=x.dtype)", "x * 1.0", "y.clone()")  # fmt: skip
+_AROUND = ("W[: x.shape[0]] * y", "x + W.sum()", "y * W[1].item()", "torch.outer(x, W[:1])[:, 0]",
+           "torch.dot(W, W) * x", "W[: x.shape[0]].tanh()", "y * float(W[2])")  # fmt: skip
 _TABLES = ("torch.zeros(2, x.shape[0], dtype=x.dtype)", "x.new_ones(2, len(x))",
            "torch.stack([x, y])", "torch.ones(x.shape[0], 2, dtype=x.dtype).t()")  # fmt: skip
 
@@ -43,6 +46,7 @@ class HostPart:
         self.memory = {"x": "x", "y": "y"}
         self.totals: list[str] = []
         self.lines = ["def kernel(x, y):"]
+        self.around = random.random() < 0.3  # whether a tensor around the kernel is used
 
     def pick(self, *choices: str) -> str:
         return self.random.choice(choices)
@@ -71,6 +75,10 @@ class HostPart:
             made = self.name("t")
             self.lines.append(f"    {made} = {self.pick(*_TABLES)}")
             self.tables.append(made)
+        elif form == 6:
+            made = self.name("w")
+            self.lines.append(f"    {made} = {self.pick(*_AROUND)}")
+            self.vectors.append(made)
         elif self.tables:
             table = self.pick(*self.tables)
             made = self.name("v", self.memory[table])
@@ -81,6 +89,8 @@ class HostPart:
         return f"{name}[{self.pick('0', '1')}, i]" if name in self.tables else f"{name}[i]"
 
     def value(self, written: set[str], depth: int = 0) -> str:
+        if self.around and self.random.random() < 0.1:
+            return f"W[i]{READ}"
         if depth > 1 or self.random.random() < 0.3:
             name = self.pick(*self.vectors, *self.tables)
             if name in self.vectors and self.memory[name] not in written and depth:
@@ -116,14 +126,16 @@ class HostPart:
 
     def text(self) -> str:
         views = self.random.random() < 0.4
-        for form in (3, 4) if views else self.random.choices(range(6), k=self.random.randint(1, 3)):
+        forms = 7 if self.around else 6
+        drawn = self.random.choices(range(forms), k=self.random.randint(1, 3))
+        for form in (3, 4) if views else drawn:
             self.host(form)
         self.loop()
         for _ in range(self.random.randint(0, 3)):
             if self.random.random() < 0.5:
                 self.loop()
             else:
-                self.host(self.random.randrange(6))
+                self.host(self.random.randrange(forms))
         made = [n for n in (*self.vectors, *self.tables) if n not in ("x", "y")] or ["x.sin()"]
         outs = self.random.sample(made, self.random.randint(1, min(3, len(made))))
         outs = [self.pick(o, o, f"{o} * 1.5", f"{o}.sum()") for o in outs] + self.totals[:1]
@@ -169,14 +181,14 @@ def tensors(value: Any) -> list[Any]:
     return [] if value is None or isinstance(value, str) else [value]
 
 
-def function_of_module(text: str, *, known: bool = True) -> Any:
+def function_of_module(text: str, around: torch.Tensor, *, known: bool = True) -> Any:
     """The function ``kernel`` that ``text`` defines, in a module that Dynamo can import, if it is
-    ``known``: of others it does not trace the host part."""
+    ``known``: of others it does not trace the host part. ``W`` in it is ``around``."""
     name = f"weft_random_graph_{next(_numbers)}"
     module = types.ModuleType(name)
     module.__file__ = f"<{name}>"
     linecache.cache[module.__file__] = (len(text), None, text.splitlines(True), module.__file__)
-    vars(module).update(torch=torch, weft=weft, Pair=Pair, Record=Record)
+    vars(module).update(torch=torch, weft=weft, Pair=Pair, Record=Record, W=around)
     if known:
         sys.modules[name] = module
     exec(compile(text, module.__file__, "exec", dont_inherit=True), vars(module))
@@ -203,8 +215,14 @@ def total(f: Callable[..., Tensors]) -> Callable[..., Any]:
 
 def _gradient(f: Callable[..., Any], x: torch.Tensor, y: torch.Tensor) -> Tensors:
     leaves = x.detach().clone().requires_grad_(), y.detach().clone().requires_grad_()
-    return torch.autograd.grad(total(around(f))(*leaves), leaves, materialize_grads=True,
-                               allow_unused=True)  # fmt: skip
+    return _gradients(total(around(f))(*leaves), leaves, f)
+
+
+def _gradients(total: torch.Tensor, leaves: Sequence[torch.Tensor], f: Any) -> Tensors:
+    """Those of the ``leaves``, and of the tensor around ``f``, if it needs one."""
+    w = getattr(f, "function", f).__globals__["W"]
+    more = [w] if w.requires_grad else []
+    return torch.autograd.grad(total, [*leaves, *more], materialize_grads=True, allow_unused=True)
 
 
 def _by_functions(f: Callable[..., Any], x: torch.Tensor, y: torch.Tensor) -> Tensors:
@@ -226,15 +244,17 @@ def _gradients_of_samples(f: Callable[..., Any], x: torch.Tensor, y: torch.Tenso
 def _expected(form: Callable[..., Tensors], f: Any, x: torch.Tensor, y: torch.Tensor) -> Tensors:
     """The same by the Python ``f`` and torch's ``backward``."""
     if form is _tangent:
-        by_x, by_y = _gradient(f, x, y)
+        by_x, by_y, *_ = _gradient(f, x, y)
         return ((by_x * x.cos()).sum() + (by_y * y.sin()).sum(),)
     if form is _samples:
         each = [around(f)(v, y) for v in (x, x.cos())]
         return tuple(map(torch.stack, zip(*each, strict=True)))
     if form is _gradients_of_samples:
-        each = [_gradient(f, v, w) for v, w in ((x, y), (x.cos(), x))]
+        each = [_gradient(f, v, w)[:2] for v, w in ((x, y), (x.cos(), x))]
         return tuple(map(torch.stack, zip(*each, strict=True)))
-    return around(f)(x, y) if form is _values else _gradient(f, x, y)
+    if form is _values:
+        return around(f)(x, y)
+    return _gradient(f, x, y) if form is _gradient else _gradient(f, x, y)[:2]
 
 
 def _values(f: Callable[..., Any], x: torch.Tensor, y: torch.Tensor) -> Tensors:
@@ -243,9 +263,10 @@ def _values(f: Callable[..., Any], x: torch.Tensor, y: torch.Tensor) -> Tensors:
 
 FORMS = (_values, _gradient, _gradient, _by_functions, _tangent, _samples, _gradients_of_samples)
 # What a graph may refuse by name, if it is about derivatives or batches.
-_REFUSED = ("torch cannot follow that", "through another argument", "there is no gradient of",
-            "has a tangent, and", "modified by an inplace operation",
-            "has no samples of its own", "PyTorch's graphs write to a copy",
+_REFUSED = ("torch cannot follow that", "is not an argument of the kernel",
+            "through another argument", "there is no gradient of", "has a tangent, and",
+            "modified by an inplace operation", "has no samples of its own",
+            "PyTorch's graphs write to a copy",
             "as an operator, a copy",
             # 2.10 and 2.11, in graphs: "modified by an inplace operation", also without a kernel
             "cannot access PyObject for Tensor - no interpreter set")  # fmt: skip
@@ -256,8 +277,10 @@ def check_graphs(random: Random) -> str:
     "compared", or "refused: <why>"."""
     drawn = HostPart(random).text()
     text = drawn.replace(READ, "")
-    kernel = weft.kernel(function_of_module(text, known=random.random() < 0.75))
-    plain = function_of_module(drawn.replace(READ, ".clone()"))  # torch saves no view for gradients
+    w = torch.tensor([0.75, -1.5, 0.5, 1.25, -0.25], dtype=torch.float64)
+    w.requires_grad_(random.random() < 0.4)
+    kernel = weft.kernel(function_of_module(text, w, known=random.random() < 0.75))
+    plain = function_of_module(drawn.replace(READ, ".clone()"), w)  # torch saves no view for them
     generator = torch.Generator().manual_seed(random.randrange(1 << 30))
     size = random.choice((1, 2, 3, 5))
     x, y = (torch.randn(size, dtype=torch.float64, generator=generator) for _ in range(2))
@@ -279,8 +302,7 @@ def check_graphs(random: Random) -> str:
                 leaves = x.clone().requires_grad_(), y.clone().requires_grad_()
                 outs = compiled(*leaves)
                 _compare(around(plain)(x, y), outs, note)
-                found = torch.autograd.grad(total(lambda *_: outs)(x, y), leaves,
-                                            materialize_grads=True, allow_unused=True)  # fmt: skip
+                found = _gradients(total(lambda *_: outs)(x, y), leaves, kernel)
             else:
                 found = torch.compile(run, backend="aot_eager", dynamic=dynamic)(x, y)
         else:

@@ -357,3 +357,23 @@ def test_an_operator_with_a_gradient_returns_no_memory_of_its_arguments() -> Non
     y = k.op(x)
     assert y.data_ptr() != x.data_ptr()
     torch.testing.assert_close(torch.autograd.grad((y * y).sum(), x)[0], 2 * x.detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_a_result_that_no_loop_reads_or_writes(dtype: torch.dtype) -> None:
+    """A bare StopIteration."""
+
+    @kernel
+    def summed(x: torch.Tensor) -> Any:
+        other = torch.zeros(x.shape[0], dtype=dtype)
+        total = 0.0
+        for i in range(x.shape[0]):
+            total += x[i] * x[i]
+        return other, total
+
+    for size in (3, 5, 3):
+        x = torch.randn(size, requires_grad=True)
+        other, total = summed.op(x)
+        assert torch.equal(other, torch.zeros(size, dtype=dtype))
+        (found,) = torch.autograd.grad(total + other.abs().sum(), x)
+        torch.testing.assert_close(found, 2 * x.detach())

@@ -1,5 +1,7 @@
 """The host part on fake tensors."""
 
+import linecache
+import types
 from typing import Any
 
 import pytest
@@ -172,6 +174,33 @@ def test_numbers_made_of_tensors_around_a_kernel(kernel):
     torch.testing.assert_close(torch.compile(kernel, backend="aot_eager")(x), x * 2)
     torch._dynamo.reset()
     with pytest.raises(Exception, match="the host part makes a number of what is in a tensor"):
+        torch.compile(kernel, backend="aot_eager", fullgraph=True)(x)
+
+
+AWAY = """
+def kernel(x):
+    out = torch.zeros(x.shape[0] + MORE)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * W[i]
+    return out
+"""
+
+
+def test_globals_of_a_module_that_is_not_imported():
+    """Dynamo looks for the module: "No module named"."""
+    module = types.ModuleType("nowhere")
+    module.__file__ = "<nowhere>"
+    linecache.cache["<nowhere>"] = (len(AWAY), None, AWAY.splitlines(True), "<nowhere>")
+    vars(module).update(torch=torch, MORE=2, W=W)
+    exec(compile(AWAY, "<nowhere>", "exec"), vars(module))
+    kernel, x = weft.kernel(module.kernel), torch.ones(3)
+    torch._dynamo.reset()
+    compiled = torch.compile(kernel, backend="aot_eager")
+    for module.MORE in (2, 4):
+        assert torch.equal(compiled(x), kernel(x))
+        assert kernel(x).shape == (3 + module.MORE,)
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=r"its module `nowhere` is not in sys\.modules"):
         torch.compile(kernel, backend="aot_eager", fullgraph=True)(x)
 
 

@@ -66,7 +66,9 @@ class _Steps:
         for n in range(len(self.compiled.results)):
             self.made[len(held)] = len(recipe.made) + n
             held.append(-1)
-        floats = [n for n in recipe.returned if self._result(n).is_floating_point()]
+        results = dict(enumerate(fresh)) | {n: self.values[k] for k, n in self.made.items()}
+        floats = [n for n in recipe.returned
+                  if results[n].is_floating_point() or results[n].is_complex()]  # fmt: skip
         self.given = floats if given is None else [floats[n] for n in given]
         loop = loop_of(launcher, self.specs, program.device.type)
         unseen = [k for k in loop.written if self.made.get(k, -1) in {*floats} - {*self.given}]
@@ -150,9 +152,6 @@ class _Steps:
         """A tensor for the gradient of an argument of the loop, whose numbers are of this type."""
         new = torch.empty(self.values[k].size(), dtype=dtype, device=self.program.device)
         return torch.view_as_complex(new) if k in self.pairs else new
-
-    def _result(self, number: int) -> torch.Tensor:
-        return next(self.values[k] for k, n in self.made.items() if n == number)
 
     def _step(self, made: Reversed, step: Loop, env: dict[str, Any]) -> None:
         copies, program = made.adjoint.copies, self.program

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -31,6 +30,7 @@ from weft.pytorch.ambient import Autocast
 from weft.pytorch.batches import is_transformed, levels_of, no_samples
 from weft.pytorch.changing import CHANGING
 from weft.pytorch.forward_level import is_open
+from weft.pytorch.identity import is_imported
 from weft.pytorch.library import Operators, has_history
 from weft.pytorch.members import members_of
 from weft.pytorch.operator import Operator
@@ -63,9 +63,8 @@ def traced_loops(
     of ``torch.export``, which Dynamo does not trace and which has to hold the host part."""
     kernel = operators.kernel
     parts, scope = kernel.parts, Scope.of(kernel.function)
-    module = sys.modules.get(kernel.function.__globals__.get("__name__", ""))
-    if parts.rewritten or module is None or vars(module) is not kernel.function.__globals__:
-        return ()  # Dynamo imports the module of what it follows
+    if parts.rewritten or not is_imported(kernel.function):
+        return ()
     nodes = [region.node for region in parts.regions]
     host = [s for s in kernel.source.tree.body if s not in nodes]
     draws = any(_is_key(a) for r in parts.regions for a in r.args)

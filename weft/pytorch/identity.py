@@ -13,6 +13,7 @@ import functools
 import hashlib
 import itertools
 import re
+import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -101,6 +102,8 @@ def deciding(
 def watching(function: Callable[..., Any], tree: ast.FunctionDef) -> Callable[[], tuple[Any, ...]]:
     """Gives which tensors ``function`` takes from around it that need a derivative: as they are no
     arguments, a graph is refused then, and where Dynamo traces the call, it has guards for that."""
+    if not is_imported(function):
+        return lambda: ()
     scope = Scope.of(function)
     found = dict[str, None]()
     for chain in _around(function, tree):
@@ -109,6 +112,12 @@ def watching(function: Callable[..., Any], tree: ast.FunctionDef) -> Callable[[]
                 found[dotted(chain)] = None
             chain = chain.value if isinstance(chain, ast.Attribute) else None
     return _reading(function, [f"{name}.requires_grad" for name in found])
+
+
+def is_imported(function: Callable[..., Any]) -> bool:
+    """Whether Dynamo, which imports the module of what it traces, finds its globals there."""
+    module = sys.modules.get(function.__globals__.get("__name__", ""))
+    return module is not None and vars(module) is function.__globals__
 
 
 def _around(

@@ -53,6 +53,7 @@ from weft.pytorch.identity import (
     decided_by,
     deciding,
     fingerprint,
+    is_imported,
     may_draw,
     text_of,
     watching,
@@ -180,7 +181,7 @@ class Operators:
             if like == "object":
                 return self.refused[self.refuse(parameter.name, "object")](*args, **kwargs)
         name, what = self.unsteady(self.token)
-        if name and (_is_differentiated(members) or what == "asks_always"):
+        if name and (_is_differentiated(members) or what in ("asks_always", "module")):
             return self.refused[self.refuse(name, what)](*args, **kwargs)
         if any(not isinstance(like, str) for like in likes):
             key = self.make_of_members(self.token, likes)
@@ -309,7 +310,7 @@ class Operators:
     def unsteady(self, token: str) -> tuple[str, str]:
         """What is another in a derivative than in the call, and why a graph cannot have that."""
         assert token == self.token
-        return Around(self.kernel, {}, {}).unsteady()
+        return _unsteady(self)
 
     def refuse(self, name: str, what: str) -> str:
         """The key in ``refused`` of the kernel, in front of which Dynamo breaks its graph. Where it
@@ -323,6 +324,13 @@ class Operators:
 
     def _check_captured(self) -> None:
         check_captured(self.kernel, self.captured)
+
+
+def _unsteady(operators: Operators) -> tuple[str, str]:
+    function = operators.kernel.function
+    if operators.deciding.names and not is_imported(function):
+        return str(function.__module__), "module"
+    return Around(operators.kernel, {}, {}).unsteady()
 
 
 class MemberOperators(Operators):

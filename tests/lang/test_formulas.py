@@ -198,12 +198,42 @@ def test_counts_of_whole_numbers(dtype):
         [math.factorial(b) for _, b in pairs],
         [math.prod((a, 2, b)) + math.prod(a + j for j in range(3)) for a, b in pairs],
     ]  # fmt: skip
-    kept = dtype in (torch.int64, torch.int32)
+    kept = slice(None) if dtype in (torch.int64, torch.int32) else slice(4)
     for call in (counts, counts.interpret):
         out = torch.full((5, len(n)), -7)
         call(n, k, out)
-        rows = slice(None) if kept else slice(1)  # products of bytes wrap
-        assert out[rows].tolist() == expected[rows]
+        assert out[kept].tolist() == expected[kept]  # products of elements of a byte wrap
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int64])
+def test_what_is_an_int_or_a_float_to_python_does_not_wrap(dtype):
+    def numbers(a, b, out):
+        for i in range(a.shape[0]):
+            out[0, i] = a[i].item() * 300 + b[i].item() * 300
+            out[1, i] = math.floor(a[i]) * 300 + math.ceil(a[i]) * 300
+            out[2, i] = math.fabs(a[i]) * 300
+            out[3, i] = math.gcd(a[i], 12) * 300 + math.lcm(a[i], 7)
+            out[4, i] = math.comb(a[i] % 8, 3) * 300 + math.perm(a[i] % 5, 2) * 300
+            out[5, i] = math.isqrt(abs(int(a[i]))) * 300 + math.isqrt(a[i] & 31) * 300
+            out[6, i] = math.dist((a[i], 0), (0, a[i]))
+
+    ends = torch.iinfo(dtype) if dtype != torch.int64 else torch.iinfo(torch.int16)
+    a = torch.tensor([0, 1, 5, 100, ends.max, ends.min], dtype=dtype)
+    b = torch.tensor([True, False] * 3)
+    expected = torch.empty(7, 6, dtype=torch.float64)
+    numbers(a, b, expected)
+    for call in (weft.kernel(numbers), weft.kernel(numbers).interpret):
+        out = torch.empty(7, 6, dtype=torch.float64)
+        call(a, b, out)
+        torch.testing.assert_close(out, expected)
+
+    @weft.kernel
+    def magnitude(n: int, out):
+        for i in out:
+            out[i] = math.fabs(n) / 2**62 + (round(a[3 - i * 0]) * 300 if n < 0 else 0)
+
+    magnitude(-(2**63), out := torch.empty(1, dtype=torch.float64))
+    assert out.item() == 2 + 30000
 
 
 def test_roots_and_binomials_up_to_the_end_of_64_bits():

@@ -59,7 +59,7 @@ from weft.frontend.casts import (
 from weft.frontend.closures import LocalFunction
 from weft.frontend.context import EXPRESSIONS, Lowering
 from weft.frontend.effects import LAZY
-from weft.frontend.functions import FUNCTIONS
+from weft.frontend.functions import FUNCTIONS, pythons
 from weft.frontend.inline import inline
 from weft.frontend.kinds import (
     Box,
@@ -517,7 +517,9 @@ def _method(cx: Lowering, method: Method, arguments: list[Operand], span: Span) 
     if isinstance(x, Scalar):
         if not arguments and (found := bits.method(cx, x, name, span)) is not None:
             return found
-        if name in ("item", "clone") and not arguments:
+        if name == "item" and not arguments:
+            return pythons(cx, x, span)
+        if name == "clone" and not arguments:
             return x
         if name == "detach" and not arguments:
             return stop_grad(cx, x, span)
@@ -546,7 +548,7 @@ def _method(cx: Lowering, method: Method, arguments: list[Operand], span: Span) 
                 total = cx.scalars.binary("*", total, elements.extent(cx, x, k), span)
             return total
         if name == "item" and x.rank == 0 and not arguments:
-            return cx.read_scalar(x, span)
+            return pythons(cx, cx.read_scalar(x, span), span)
     help = "read elements with x[i, j]; whole-tensor methods belong in the host part"
     if isinstance(x, Scalar) and names.canonical(getattr(torch, name, None)):
         help = f"write torch.{name}(...) of it"

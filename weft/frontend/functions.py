@@ -17,6 +17,7 @@ from weft.frontend.kinds import (
     Scalar,
     Static,
     Tensor,
+    Varying,
     Vec,
     is_float,
     is_int,
@@ -59,11 +60,37 @@ def _logical(symbol: str) -> Handler:
     return _each(f)
 
 
+def pythons(cx: Lowering, x: Operand, span: Span) -> Operand:
+    """A scalar as the number of Python that ``x.item()`` is. (One of u64 stays what it is.)"""
+    dtype = cx.scalars.number(x, span)
+    if isinstance(x, Static) or dtype in ("bool", "u64"):
+        return x
+    return cx.scalars.cast(x, "float" if is_float(dtype) else "int", span)
+
+
+def _fabs(cx: Lowering, a: list[Operand], span: Span) -> Operand:
+    """``math.fabs``, which gives a float of an integer, too."""
+    x = a[0]
+    if not is_float(cx.scalars.number(x, span)):
+        varies = isinstance(x, Varying)
+        x = cx.scalars.cast(x, "float", span) if varies else cast(cx, x, float, span)
+    return cx.scalars.magnitude(x, span)
+
+
+def _whole(cx: Lowering, a: list[Operand], span: Span) -> Operand:
+    dtype = cx.scalars.number(a[0], span)
+    if is_float(dtype):
+        raise KernelTypeError(f"this must be an integer, and is a {dtype}", span,
+                              help="convert with int(...) first")  # fmt: skip
+    return pythons(cx, a[0], span)
+
+
 def _rounding(name: str, to_int: bool) -> Handler:
     def f(cx: Lowering, a: list[Operand], span: Span) -> Operand:
         dtype = cx.scalars.number(a[0], span)
         if not is_float(dtype):
-            return cx.scalars.cast(a[0], "int", span) if dtype == "bool" else a[0]
+            whole = cx.scalars.cast(a[0], "int", span) if dtype == "bool" else a[0]
+            return pythons(cx, whole, span) if to_int else whole
         exact = quotient(cx, name, a[0], span) if to_int else None
         if exact is not None:
             return exact
@@ -294,6 +321,7 @@ FUNCTIONS: dict[str, Handler] = {
     "logical_and": _logical("&"), "logical_or": _logical("|"),
     "fmod": _each(remainder), "fmod_exact": _each(_exact_remainder),
     "fmin": _fminmax("<"), "fmax": _fminmax(">"),
+    "fabs": _each(_fabs), "whole": _each(_whole),
     "widened": _each(_widened), "narrowed": _each(_narrowed),
     "fma": _each(_fma), "select": _each(_select), "clamp": _clamp,
     "min": _extremes("<"), "max": _extremes(">"),

@@ -32,7 +32,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "minimum": (_X, _Y + " =", "*"), "maximum": (_X, _Y + " =", "*"),
     "range": ("n -", "stop - =", "step - ="), "ndrange": ("*",), "grouped": ("over",),
     "serial": ("over",), "static": ("value -", "*"), "sync": (),
-    "needs": ("condition", "message"), "widened": (_X,), "narrowed": (_X, _Y),
+    "needs": ("condition", "message"), "whole": (_X,), "widened": (_X,), "narrowed": (_X, _Y),
     "loop_config": ("*", "block_dim =", "serialize =", "parallelize =", "block_dim_adaptive =",
                     "bit_vectorize ="),
     "random": ("dtype dt =",), "randn": ("dtype dt =",), "randint": ("low", "high"),

@@ -112,6 +112,11 @@ def numbered(index: Any) -> tuple[Any, ...]:
     ])  # fmt: skip
 
 
+def whole(x: Any) -> int:
+    """``x``, an integer of any dtype, as one of Python's, as which it does not wrap."""
+    return operator.index(x)
+
+
 def needs(condition: bool, message: str) -> None:
     """Raises ``KernelTypeError`` with ``message`` where ``condition``, which is known when a kernel
     is compiled, does not hold. Of functions that are written in the language."""

@@ -562,7 +562,7 @@ def length_of(*coordinates: Any) -> Any:
 def dist(p: Any, q: Any) -> Any:
     """The distance of two points."""
     needs(len(p) == len(q), "`dist` needs two points of as many coordinates")
-    return length_of(*[p[k] - q[k] for k in range(len(p))])
+    return length_of(*[1.0 * p[k] - 1.0 * q[k] for k in range(len(p))])
 
 
 def sign_or_nan(x: Any) -> Any:

@@ -47,8 +47,10 @@ FORMULAS: dict[str, str] = {
 }  # fmt: skip
 # The function of whole_numbers.py: what it is elsewhere.
 OF_INTEGERS: dict[str, str] = {
-    "gcd": "torch.gcd math.gcd numpy.gcd",
-    "lcm": "torch.lcm math.lcm numpy.lcm",
+    "gcd": "torch.gcd numpy.gcd",
+    "math_gcd": "math.gcd",
+    "lcm": "torch.lcm numpy.lcm",
+    "math_lcm": "math.lcm",
     **{name: f"math.{name}" for name in ("isqrt", "factorial", "perm", "comb")},
 }
 FORMULAS.update(OF_INTEGERS)

@@ -5,7 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from weft.lang import math
+from weft.lang.elements import whole
 from weft.lang.loops import static
+
+
+def math_gcd(x: Any, *others: Any) -> Any:
+    """The greatest common divisor, as one of Python's ints: `math.gcd`."""
+    found = abs(whole(x))
+    for y in static(others):
+        found = _gcd(found, whole(y))
+    return found
+
+
+def math_lcm(x: Any, *others: Any) -> Any:
+    """The least common multiple, as one of Python's ints: `math.lcm`."""
+    found = abs(whole(x))
+    for y in static(others):
+        found = lcm(found, whole(y))
+    return found
 
 
 def _gcd(x: Any, y: Any) -> Any:
@@ -42,7 +59,7 @@ def isqrt(n: Any) -> Any:
     while n > 0 and (found == 0 or better < found):  # Newton's method, from above
         found = better
         better = (found + n // found) >> 1
-    return found
+    return whole(found)
 
 
 def factorial(n: Any) -> Any:
@@ -60,16 +77,17 @@ def perm(n: Any, k: Any = None) -> Any:
     assert math.min(n, count) >= 0, "`perm` of a negative integer"
     found = 1
     for taken in range(count | 0):
-        found *= n - taken
+        found *= whole(n) - taken
     return found
 
 
 def comb(n: Any, k: Any) -> Any:
     """How many ways there are to choose ``k`` of ``n`` things."""
     assert math.min(n, k) >= 0, "`comb` of a negative integer"
-    least = math.min(k, n - k) | 0
+    things, chosen = whole(n), whole(k)
+    least = math.min(chosen, things - chosen)
     found = 1
     for j in range(1, least + 1):
         divisor = _gcd(found, j)  # divided first: no product is larger than the result
-        found = found // divisor * ((n - least + j) // (j // divisor))
-    return math.select(k > n, 0, found)
+        found = found // divisor * ((things - least + j) // (j // divisor))
+    return math.select(chosen > things, 0, found)

@@ -220,6 +220,44 @@ def test_a_changed_method_of_an_object_made_in_the_loop_recompiles() -> None:
     assert out == 303
 
 
+class Scaled:
+    factor = 2.0
+
+    @weft.kernel
+    def forward(self, x):
+        for i in range(x.shape[0]):
+            x[i] *= self.factor
+        return x.shape[0]
+
+    @property
+    def size(self):
+        return 10
+
+
+class Layer(Scaled):
+    @weft.kernel
+    def forward(self, x):
+        n = super().forward(x) + super().size
+        for i in range(x.shape[0]):
+            x[i] += n
+        return [super(Layer, self).size + k + super().size for k in range(2)], n
+
+    @classmethod
+    @weft.kernel
+    def made(cls, x):
+        for i in range(x.shape[0]):
+            x[i] = cls.factor
+        return super().__new__(cls)
+
+
+def test_the_host_part_calls_the_method_of_the_base_class() -> None:
+    x = torch.ones(3)
+    assert Layer().forward(x) == ([20, 21], 13)
+    assert x.tolist() == [15.0] * 3
+    assert type(Layer.made(x)) is Layer
+    assert x.tolist() == [2.0] * 3
+
+
 def without_a_setter(x):
     for i in range(1):
         a = Mean(x[i])

@@ -60,6 +60,8 @@ def rewritten(
     rewriter.clamped = {p.name for p in parameters if is_clamped(p)}
     read = {n.id for s in tree.body for n in _host_nodes(s, launchers) if isinstance(n, ast.Name)}
     tree.body = [rewriter.visit(statement) for statement in tree.body]
+    if "__class__" in scope.cells and scope.lookup("super") is super:
+        _name_supers(tree)
     head: list[ast.stmt] = []
     for parameter in parameters:
         name = parameter.name
@@ -73,6 +75,23 @@ def rewritten(
     first = 1 if ast.get_docstring(tree) is not None else 0
     tree.body[first:first] = head
     return rewriter.hidden
+
+
+def _name_supers(tree: ast.FunctionDef) -> None:
+    """Gives each ``super()`` its arguments: without them Python takes the first parameter, which
+    is the launchers here."""
+    own = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)]
+    left: list[ast.AST] = list(tree.body) if own else []
+    while left:
+        node = left.pop()
+        match node:
+            case ast.Call(func=ast.Name("super"), args=[], keywords=[]):
+                given = ("__class__", own[0])
+                node.args = [ast.copy_location(ast.Name(n, ast.Load()), node) for n in given]
+            case ast.FunctionDef() | ast.Lambda():  # it has a first parameter of its own
+                continue
+            case _:
+                left += children(node)
 
 
 def _host_nodes(node: ast.AST, launchers: str) -> Iterable[ast.AST]:

@@ -31,6 +31,9 @@ LINES = {
     "no type": ("out[i] = weft.cast(v, 3)",
                 "write a dtype such as weft.f32, torch.float32, int or float",
                 "out[i] = weft.cast(v, torch.float32)"),
+    "a sum of an element": ("out[i] = x[i].sum()",
+                            "it is one number, not a row: write what that comes to",
+                            "out[i] = x[i]"),
     "is": ("out[i] = 1.0 if v is x[0] else 2.0", "write ==, or compare with None",
            "out[i] = 1.0 if v == x[0] and v is not None else 2.0"),
     "an order of texts": ("out[i] = 1.0 if 'a' < 1 else 2.0", "compare numbers",
@@ -104,3 +107,30 @@ def test_what_the_host_part_says_to_write_runs() -> None:
     with pytest.raises(weft.CompileError, match="needs a dtype"):
         weft.field(shape=3)
     assert weft.field(weft.f32, shape=128).shape == (128,)
+
+
+def test_isinstance_of_what_is_passed():
+    @weft.kernel
+    def scaled(x, by=None):
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            if isinstance(by, torch.Tensor):
+                out[i] = x[i] * by[i]
+            elif by is None or isinstance(by, (str, list)):
+                out[i] = x[i]
+            else:
+                out[i] = x[i] * by
+        return out
+
+    x = torch.tensor([1.0, 2.0])
+    for by in (None, 2, 2.5, "none", torch.tensor([3.0, 4.0])):
+        assert torch.equal(scaled(x, by), scaled.function(x, by))
+
+    @weft.kernel
+    def refused(x, by):
+        for i in range(x.shape[0]):
+            if isinstance(by, int):  # one of NumPy's is none, which nobody knows here
+                x[i] = 0.0
+
+    with pytest.raises(weft.KernelTypeError, match="a loop for each case"):
+        refused(x, 2)

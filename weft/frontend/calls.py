@@ -552,6 +552,8 @@ def _method(cx: Lowering, method: Method, arguments: list[Operand], span: Span) 
     help = "read elements with x[i, j]; whole-tensor methods belong in the host part"
     if isinstance(x, Scalar) and names.canonical(getattr(torch, name, None)):
         help = f"write torch.{name}(...) of it"
+    if isinstance(x, Scalar) and name in names.ROWS:
+        help = "it is one number, not a row: write what that comes to"
     raise KernelTypeError(
         f"{describe(x)} has no method `{name}` in a device loop", span,
         help=help + uncallable.host_loop(cx),

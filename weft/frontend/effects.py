@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from numbers import Number
 from typing import Any
+
+import torch
 
 from weft.errors import KernelSyntaxError, KernelTypeError, Span
 from weft.frontend import (
@@ -26,7 +29,10 @@ from weft.frontend.kinds import (
     Scalar,
     Static,
     Tensor,
+    Tup,
+    Varying,
     View,
+    constant_value,
     int_range,
     is_float,
 )
@@ -260,8 +266,22 @@ def _atomic_exchange(cx: Lowering, node: ast.Call) -> Operand:
 
 
 def _isinstance(cx: Lowering, node: ast.Call) -> Operand:
-    raise KernelSyntaxError("`isinstance` cannot be called in a device loop", cx.span(node),
-                            help="test in the host part, or use weft.static(...)")  # fmt: skip
+    """Of what is passed to the loop, and of constants: where their kind tells what Python says."""
+    x, kind = map(cx.expression, node.args) if len(node.args) == 2 else (None, None)
+    types = [constant_value(k) for k in (kind.items if isinstance(kind, Tup) else [kind])]
+    if types and all(isinstance(t, type) for t in types):
+        given = any(x is operand for operand in cx.operands.values())
+        tensors = [t for t in types if issubclass(t, torch.Tensor)]
+        if isinstance(x, Static) and not isinstance(x, Varying):
+            return Static(isinstance(x.value, tuple(types)))
+        if isinstance(x, Tensor) and given and tensors in ([], [torch.Tensor]):
+            return Static(issubclass(torch.Tensor, tuple(types)))
+        if isinstance(x, Scalar) and given and not any(issubclass(t, Number) for t in types):
+            return Static(object in types)
+    raise KernelTypeError(
+        "`isinstance` of what a device loop has as a number, or of another class than it tells",
+        cx.span(node), help="test in the host part, which may hold a loop for each case",
+    )  # fmt: skip
 
 
 LAZY: dict[str, Callable[[Lowering, ast.Call], Operand]] = {

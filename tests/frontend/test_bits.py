@@ -140,3 +140,21 @@ def test_numpy_scalars_are_numbers() -> None:
     expected[1:3] += 1
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(scaled.function(x, np.int32(1), np.int64(6)), expected)
+
+
+MASK, RATE = 255, 2.5
+
+
+def test_methods_of_constant_numbers(monkeypatch):
+    @weft.kernel
+    def counted(out):
+        for i in out:
+            out[i] = MASK.bit_count() + 10 * (256).bit_length() + (100 if RATE.is_integer() else 0)
+
+    for mask, rate in ((255, 2.5), (7, 2.0), (3, 4.0)):
+        monkeypatch.setattr(f"{__name__}.MASK", mask)
+        monkeypatch.setattr(f"{__name__}.RATE", rate)
+        counted(out := torch.zeros(2))
+        counted.interpret(expected := torch.zeros(2))
+        assert torch.equal(out, expected)
+        assert out[0] == mask.bit_count() + 90 + 100 * (rate != 2.5)

@@ -214,10 +214,10 @@ def _inlined(
 ) -> Operand:
     target: Any = function.value
     arguments = positional(cx, node)
-    if (
-        any(target is f for f in _OF_CONSTANTS)
-        and arguments
-        and all(isinstance(a, Static) for a in arguments)
+    of_number = isinstance(target, types.BuiltinMethodType) and not node.keywords
+    of_number = of_number and type(target.__self__) in (int, float)
+    if (of_number or (any(target is f for f in _OF_CONSTANTS) and arguments)) and all(
+        isinstance(a, Static) for a in arguments
     ):
         return of_constants(target, [a.value for a in arguments], node, span)  # type: ignore[union-attr]
     if target is breakpoint:

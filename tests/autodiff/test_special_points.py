@@ -225,6 +225,20 @@ def test_a_choice_has_the_derivative_of_what_it_takes() -> None:
 
 
 @weft.kernel
+def elements_read_twice(x, y):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = torch.where(x[i] > y[i], x[i], y[i]) + 2 * weft.select(x[i] >= y[i], x[i], y[i])
+    return out
+
+
+def test_a_choice_of_elements_that_are_read_twice_has_the_derivative_of_what_it_takes() -> None:
+    x, y = numbers(1.0, 0.0, 2.0), numbers(1.0, 0.0, 1.0)
+    found = derivatives(elements_read_twice, x, y)[:2]
+    assert [g.tolist() for g in found] == [[2.0, 2.0, 3.0], [1.0, 1.0, 0.0]]
+
+
+@weft.kernel
 def two_results(x):
     root, twice = torch.empty_like(x), torch.empty_like(x)
     for i in x:

@@ -301,10 +301,12 @@ class Scalars:
 
 def _choice(b: Builder, condition: Value, x: Value, y: Value, *, shared: bool) -> Value:
     """``x`` where the condition holds, else ``y``. Where these are what it compares and equal, a
-    derivative goes to the one that is taken, or, of an extremum, is ``shared``."""
+    derivative goes to the one that is taken, or, of an extremum, is ``shared``. (Elements that are
+    read to be compared and read again to be taken are the same values after a while.)"""
     compare = made_by(condition, "arith.cmpf")
     attrs: dict[str, Any] = {}
-    if not shared and compare and {*compare.operands} == {x, y}:
+    numbers = any(made_by(v, "arith.constant") for v in (x, y))
+    if not shared and compare and (not numbers or {*compare.operands} == {x, y}):
         attrs["unshared"] = True
     return b.op("arith.select", condition, x, y, **attrs)
 

@@ -93,6 +93,21 @@ def test_schemas():
         weft.kernel(both.function).op
 
 
+def test_no_call_is_advised_that_makes_no_operator() -> None:
+    @weft.kernel
+    def of_twice(x):
+        twice = x * 2
+        out = torch.empty_like(twice)
+        for i in range(x.shape[0]):
+            out[i] = twice[i] + 1
+        return out
+
+    torch.compile(of_twice, fullgraph=True, backend="eager")(torch.ones(3))
+    with pytest.raises(KernelTypeError, match="graphs of it have operators of its loops") as caught:
+        _ = of_twice.op
+    assert "call the kernel" not in str(caught.value)
+
+
 @weft.kernel
 def stepped_by(
     x: torch.Tensor, by: float = -0.5, n: int = 3, up: bool = True, y: torch.Tensor | None = None

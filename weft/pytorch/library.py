@@ -215,11 +215,13 @@ class Operators:
         found = _annotated(self)
         if not isinstance(found, Parameter):
             return found
+        other = ", or call the kernel once through the operator (under torch.compile, say)"
+        if self.loops:
+            other = "; graphs of it have operators of its loops, not one of the whole kernel"
         raise KernelTypeError(
             f"the operator of `{self.kernel.__name__}` is not made yet: nothing says what "
             f"`{found.name}` is", self.kernel.span,
-            help="annotate every parameter (torch.Tensor, float, int, bool), or call the "
-            "kernel once through the operator (under torch.compile, say)",
+            help=f"annotate every parameter (torch.Tensor, float, int, bool){other}",
         )  # fmt: skip
 
     def candidates(self, loop: tuple[int, str] | None) -> Iterator[Any]:

@@ -239,6 +239,26 @@ def test_a_choice_of_elements_that_are_read_twice_has_the_derivative_of_what_it_
 
 
 @weft.kernel
+def cubes_of_a_branch(x, y):
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        larger = x[i] if x[i] > y[i] else y[i]
+        again = x[i]
+        if larger > again:
+            again = larger
+        out[i] = larger * again * x[i]
+    return out
+
+
+def test_a_branch_has_the_second_derivative_of_what_it_takes() -> None:
+    x, y = numbers(3.0).requires_grad_(), numbers(3.0).requires_grad_()  # y * x * x
+    first = torch.autograd.grad(cubes_of_a_branch(x, y).sum(), (x, y), create_graph=True)
+    assert [g.tolist() for g in first] == [[18.0], [9.0]]
+    seconds = [torch.autograd.grad(g, (x, y), retain_graph=True) for g in first]
+    assert [[g.item() for g in row] for row in seconds] == [[6.0, 6.0], [6.0, 0.0]]
+
+
+@weft.kernel
 def two_results(x):
     root, twice = torch.empty_like(x), torch.empty_like(x)
     for i in x:

@@ -12,7 +12,7 @@ from weft.ir.core import Block, Function, Op, Value
 from weft.ir.ops import OPS
 from weft.ir.trips import trip_bound, trip_count, whole_trip_count
 from weft.ir.types import MemRefType, ScalarType, Type, compute_type, i1, index
-from weft.ir.views import constant_of
+from weft.ir.views import constant_of, made_by
 
 
 class Builder:
@@ -400,3 +400,11 @@ class _Annotating(Rewriter):
         for each in self.notes:
             new.attrs |= each.get(op, {})
         return new
+
+
+def chosen_by(builder: Builder, condition: Value, x: Value, y: Value) -> Value:
+    """What an ``if`` of the program hands on, as a select: where it compares these and they are
+    equal, a derivative goes to the one that is taken (as of the ``if``), and is not shared."""
+    compare = made_by(condition, "arith.cmpf")
+    compares = compare is not None and {*compare.operands} == {x, y}
+    return builder.op("arith.select", condition, x, y, **({"unshared": True} if compares else {}))

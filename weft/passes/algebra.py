@@ -174,15 +174,16 @@ def select_not(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     inner = made_by(condition, "arith.xori")
     if inner is None or constant_of(inner.right) is not True:
         return None
-    return rw.op("arith.select", inner.left, no, yes)
+    return rw.op("arith.select", inner.left, no, yes, **op.attrs)
 
 
 def select_again(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
     """Of y, the smaller of c and y (y if that is NaN), and c, the smaller (c if that is NaN) is the
     smaller of y and c, c if y is NaN; likewise the larger. LLVM 22 says y for a constant c."""
     outer = _chosen(op)
-    inner = None if outer is None else _chosen(made_by(outer[1], "arith.select"))
-    if outer is None or inner is None:
+    chosen = None if outer is None else made_by(outer[1], "arith.select")
+    inner = _chosen(chosen)
+    if outer is None or chosen is None or inner is None:
         return None
     predicate, _, c = outer
     before, first, y = inner
@@ -190,7 +191,9 @@ def select_again(op: Op, right: Number | None, rw: Rewriter) -> Value | None:
         return None
     if before[2:] == "e":  # an equal y was not chosen
         predicate = before[:2] + "t"
-    return rw.op("arith.select", rw.op("arith.cmpf", y, c, predicate=predicate), y, c)
+    compare = rw.op("arith.cmpf", y, c, predicate=predicate)
+    attrs = op.attrs or chosen.attrs  # a derivative is shared where both would share it
+    return rw.op("arith.select", compare, y, c, **attrs)
 
 
 def _chosen(op: Op | None) -> tuple[str, Value, Value] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.ir.builder import Rewriter, identity
+from weft.ir.builder import Rewriter, chosen_by, identity
 from weft.ir.core import Function, Op, Value, below, walk
 from weft.ir.ops import OPS
 from weft.ir.types import MemRefType, index
@@ -66,7 +66,7 @@ def _visit(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     if always:
         rewriter.block.ops += inner
         arms = [If(op).arms(k) for k in range(len(op.results))]
-        chosen = [rewriter.op("arith.select", If(op).condition, *pair) for pair in arms]
+        chosen = [chosen_by(rewriter, If(op).condition, *pair) for pair in arms]
     else:
         chosen = rewriter.append(op).results
     return [

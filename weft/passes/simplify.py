@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from weft.ir.builder import Rewriter, result_type
+from weft.ir.builder import Rewriter, chosen_by, result_type
 from weft.ir.core import Block, Function, Op, Value, walk
 from weft.ir.ops import OPS
 from weft.ir.trips import NUMBERS, trip_count
@@ -139,7 +139,7 @@ def _merged_branches(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     pairs = [*zip(then.terminator.operands, otherwise.terminator.operands, strict=True)]
     if len(then.ops) == len(otherwise.ops) == 1:
         condition = If(op).condition
-        return [a if a is b else rewriter.op("arith.select", condition, a, b) for a, b in pairs]
+        return [a if a is b else chosen_by(rewriter, condition, a, b) for a, b in pairs]
     if not any(a is b for a, b in pairs):
         return None
     made = rewriter.append(op).results

@@ -215,14 +215,7 @@ class Operators:
         found = _annotated(self)
         if not isinstance(found, Parameter):
             return found
-        other = ", or call the kernel once through the operator (under torch.compile, say)"
-        if self.loops:
-            other = "; graphs of it have operators of its loops, not one of the whole kernel"
-        raise KernelTypeError(
-            f"the operator of `{self.kernel.__name__}` is not made yet: nothing says what "
-            f"`{found.name}` is", self.kernel.span,
-            help=f"annotate every parameter (torch.Tensor, float, int, bool){other}",
-        )  # fmt: skip
+        raise _unmade(self, found.name)
 
     def candidates(self, loop: tuple[int, str] | None) -> Iterator[Any]:
         """The operators that one which a graph names can be of: of this device loop and the types
@@ -378,6 +371,17 @@ def _made_by_calls(operators: Operators) -> Iterator[Operator]:
     for (*_, autocast), made in operators.made.items():
         if not autocast and CHANGING not in made.types:
             yield made
+
+
+def _unmade(operators: Operators, name: str) -> KernelTypeError:
+    kernel = operators.kernel
+    other = ", or call the kernel once through the operator (under torch.compile, say)"
+    if operators.loops:
+        other = "; graphs of it have operators of its loops, not one of the whole kernel"
+    return KernelTypeError(
+        f"the operator of `{kernel.__name__}` is not made yet: nothing says what `{name}` is",
+        kernel.span, help=f"annotate every parameter (torch.Tensor, float, int, bool){other}",
+    )  # fmt: skip
 
 
 def _annotated(operators: Operators) -> Any:

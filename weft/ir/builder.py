@@ -407,4 +407,5 @@ def chosen_by(builder: Builder, condition: Value, x: Value, y: Value) -> Value:
     equal, a derivative goes to the one that is taken (as of the ``if``), and is not shared."""
     compare = made_by(condition, "arith.cmpf")
     compares = compare is not None and {*compare.operands} == {x, y}
-    return builder.op("arith.select", condition, x, y, **({"unshared": True} if compares else {}))
+    attrs: dict[str, Any] = {"unshared": True} if compares else {}
+    return builder.op("arith.select", condition, x, y, **attrs)

@@ -14,6 +14,7 @@ from torch.autograd.function import BackwardCFunction
 
 from weft.frames import eager
 from weft.frontend.names import Scope
+from weft.pytorch.identity import is_imported
 from weft.pytorch.releases import METHODS
 from weft.runtime.launch import KernelLike
 
@@ -103,17 +104,31 @@ class BoundKernel(functools.partial[Any]):
         return getattr(self.func, name)
 
 
+def _tracer() -> Any:
+    """What Dynamo traces with, None if it does not."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator  # which calls this
+
+    try:
+        return InstructionTranslator.current_tx()
+    except AttributeError:
+        return None
+
+
+def finds_globals(function: Callable[..., Any]) -> bool:
+    """Whether Dynamo finds the globals of ``function``: those of the frame that it compiles, or of
+    a module that it can import."""
+    tracer = _tracer()
+    own = tracer is None or tracer.output.global_scope is function.__globals__
+    return own or is_imported(function)
+
+
 def changed(function: Callable[..., Any], captured: Iterable[str]) -> str:
     """Which of the values ``captured`` by ``function``, dotted where they are attributes, what is
     being traced has changed, "" if none: Dynamo does that at the end of the graph, and operators
     look them up in it."""
-    from torch._dynamo.symbolic_convert import InstructionTranslator  # which calls this
-    from torch._dynamo.variables.misc import NewGlobalVariable
+    from torch._dynamo.variables.misc import NewGlobalVariable  # which calls this
 
-    try:
-        tracer: Any = InstructionTranslator.current_tx()
-    except AttributeError:
-        tracer = None
+    tracer = _tracer()
     if tracer is None:  # it is another one that traces
         return ""
     effects, scope = tracer.output.side_effects, Scope.of(function)

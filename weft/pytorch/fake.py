@@ -85,12 +85,13 @@ def _launcher(launcher: Launcher, source: FunctionSource, operator: bool) -> Cal
         stored = written(found.function)
         given = found.function.args[: len(found.function.args) - len(found.results)]
         names = {memref.name for memref in given if memref in stored}
-        pairs = zip((arg.name for arg in region.args), args, strict=True)
-        check_one_device(
-            [(n, v) for n, v in pairs
-             if isinstance(v, torch.Tensor) and (n in names or not is_number(v))],
-            region.span,
-        )  # fmt: skip
+        if operator:
+            pairs = zip((arg.name for arg in region.args), args, strict=True)
+            check_one_device(
+                [(n, v) for n, v in pairs
+                 if isinstance(v, torch.Tensor) and (n in names or not is_number(v))],
+                region.span,
+            )  # fmt: skip
         for arg, value in zip(region.args, args, strict=True):
             if operator and arg.captured and _is_changed(value):
                 raise changed_error(arg.name, region.span)

@@ -44,7 +44,7 @@ from weft.pytorch.batches import (
 )
 from weft.pytorch.changing import CHANGING, as_constant, as_tensor, changes, of_constant
 from weft.pytorch.derivative_ops import transformed
-from weft.pytorch.dynamo import changed
+from weft.pytorch.dynamo import changed, finds_globals
 from weft.pytorch.fake import changed_error, hidden_write, no_argument, of_samples
 from weft.pytorch.forward_level import has_dual, is_open
 from weft.pytorch.hidden import captured, check_captured
@@ -53,7 +53,6 @@ from weft.pytorch.identity import (
     decided_by,
     deciding,
     fingerprint,
-    is_imported,
     may_draw,
     text_of,
     watching,
@@ -323,7 +322,7 @@ class Operators:
 
 def _unsteady(operators: Operators) -> tuple[str, str]:
     function = operators.kernel.function
-    if operators.deciding.names and not is_imported(function):
+    if operators.deciding.names and not finds_globals(function):
         return str(function.__module__), "module"
     return Around(operators.kernel, {}, {}).unsteady()
 

@@ -116,8 +116,7 @@ class NeedsOutputs(_Found[bool]):
 
         def launch(*given: Any) -> Any:
             apart(self.kernel.launchers[0], given, ask)
-            around = [isinstance(v, torch.Tensor) and not v.is_meta for v in given]
-            return fake(*(hollow(v) if own else v for v, own in zip(given, around, strict=True)))
+            return fake(*given)
 
         self.run((launch,), like)
         return any(answers)

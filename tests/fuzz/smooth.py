@@ -104,7 +104,7 @@ class _Smooth(Generator):
                 leaves.append(self.pick("vec.x", "vec[1]", "vec.z", "weft.math.tanh(vec.dot(vec))"))
             return self.random.choice([*leaves, str(self.random.choice([0.5, -1.25, 2.0]))])
         a, b = self.float_expression(depth + 1), self.float_expression(depth + 1)
-        kind = self.random.randrange(14)
+        kind = self.random.randrange(15)
         if self.helpers and self.random.random() < 0.1:
             name = self.pick("blend", "turned", "found")
             return f"{name}({a}, {b}, abs({self.int_expression(2)}) % 7)"
@@ -126,6 +126,10 @@ class _Smooth(Generator):
             return f"weft.math.log({a} * {a} + 1.5)"
         if kind == 12:
             return f"({a} if {self.condition(depth + 1)} else {b})"
+        if kind == 13 and not self.narrow:  # one of what is compared, which may be equal
+            a, b = self.float_expression(3), self.float_expression(3)
+            taken = f"{a} {self.pick('<', '>', '<=', '>=')} {b}"
+            return self.pick(f"({a} if {taken} else {b})", f"weft.select({taken}, {a}, {b})")
         return f"({a} * ({self.int_expression(2)} % 3))"
 
     def row(self) -> str:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._guards import TracingContext, detect_fake_mode
+from torch._guards import TracingContext
 
 from weft.errors import CompileError, KernelValueError, warn
 from weft.frontend.lower import Lowered, lower
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
 
+# pyright: reportPrivateUsage=false
 # What torch says where a fake tensor is asked for its data, if it does not by a class of its own.
 _NO_DATA = (
     "tolist() shouldn't be called", "Cannot access data pointer", ".numpy() is not supported",
@@ -226,7 +227,7 @@ def without_data(implementation: Callable[..., Any], kernel: KernelLike) -> Call
 
     def fake(*args: Any) -> Any:
         try:
-            with _beside_fakes(detect_fake_mode(args)) as give:
+            with _beside_fakes(_active_mode()) as give:
                 return give(implementation(*args))
         except (RuntimeError, NotImplementedError) as error:
             refused, asks_for_data = _data_errors()
@@ -238,6 +239,11 @@ def without_data(implementation: Callable[..., Any], kernel: KernelLike) -> Call
         raise refused(span)
 
     return fake
+
+
+def _active_mode() -> Any:
+    """The ``FakeTensorMode`` around, or None."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
 
 
 @contextmanager

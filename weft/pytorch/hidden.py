@@ -185,7 +185,7 @@ class Hidden(TorchFunctionMode):
                     f"a tensor {tuple(tensor.shape)} needs a derivative, and it is not an argument "
                     "of the kernel", self.span,
                     help="torch.compile and other transforms see arguments only: pass it as one, "
-                    "or a copy without a history: .detach()",
+                    "or a copy without a history: .detach(); under torch.no_grad() none needs one",
                 )  # fmt: skip
 
 

@@ -33,9 +33,8 @@ def check_special(random: Random) -> str:
     text = re.sub(r"(?<![\w.])(min|max)\(", r"weft.\1(", in_float64(drawn))  # ties are shared
     text = text.replace("total = 0.0", "total = 0.25")  # for it, not with it
     text = text.replace("] = 0.0\n", "] = 0.0137\n")  # what elements are before a maximum of them
-    text = text.replace("f0 = 0.5\n", "f0 = 0.5137\n").replace(
-        "torch.softmax(", "0.97 * torch.softmax("
-    )
+    text = text.replace("f0 = 0.5\n", "f0 = 0.5137\n")
+    text = text.replace("torch.softmax(", "0.97 * torch.softmax(")  # of two equal ones a half
     # Of three equal ones each has a third; by pairs, as in Python, one has a half.
     apart = "0.0137 * i" + " + 0.0071 * j" * (drawn.rank > 1)
     text = re.sub(r"(total = weft\.(?:min|max)\(total, f\d)\)", rf"\1 + {apart})", text)

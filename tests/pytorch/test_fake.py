@@ -91,33 +91,6 @@ def by_item(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@weft.kernel
-def by_number(x: torch.Tensor) -> torch.Tensor:
-    by = float(W[0])
-    out = torch.empty_like(x)
-    for i in range(x.shape[0]):
-        out[i] = x[i] * by
-    return out
-
-
-@weft.kernel
-def by_listed(x: torch.Tensor) -> torch.Tensor:
-    by = W.tolist()[0]
-    out = torch.empty_like(x)
-    for i in range(x.shape[0]):
-        out[i] = x[i] * by
-    return out
-
-
-@weft.kernel
-def by_array(x: torch.Tensor) -> torch.Tensor:
-    by = float(W.numpy()[0])
-    out = torch.empty_like(x)
-    for i in range(x.shape[0]):
-        out[i] = x[i] * by
-    return out
-
-
 def total_of(x):
     return by_total(x).sum()
 
@@ -167,8 +140,19 @@ def test_items_that_only_loops_read_are_in_a_graph(backend, dynamic):
         torch.testing.assert_close(compiled(x), by_item(x))
 
 
-@pytest.mark.parametrize("kernel", [by_number, by_listed, by_array])
-def test_numbers_made_of_tensors_around_a_kernel(kernel):
+NUMBERS = [lambda: float(W[0]), lambda: W.tolist()[0], lambda: float(W.numpy()[0])]
+
+
+@pytest.mark.parametrize("read", NUMBERS)
+def test_numbers_made_of_tensors_around_a_kernel(read):
+    @weft.kernel
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        by = read()
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = x[i] * by
+        return out
+
     torch._dynamo.reset()
     x = torch.tensor([0.5, -2.0])
     torch.testing.assert_close(torch.compile(kernel, backend="aot_eager")(x), x * 2)

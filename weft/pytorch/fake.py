@@ -229,7 +229,7 @@ def without_data(implementation: Callable[..., Any], kernel: KernelLike) -> Call
         try:
             with _beside_fakes(_active_mode()) as give:
                 return give(implementation(*args))
-        except (RuntimeError, NotImplementedError) as error:
+        except RuntimeError as error:
             refused, asks_for_data = _data_errors()
             asks = isinstance(error, asks_for_data) or any(s in str(error) for s in _NO_DATA)
             if not asks:

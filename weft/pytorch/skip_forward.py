@@ -88,8 +88,8 @@ class _Found(abc.ABC, Generic[T]):
         with _disable_current_modes(), torch._C._ForceDispatchKeyGuard(*PLAIN):
             try:
                 return self.find([hollow(v, _hint) for v in inputs], inputs)
-            except (RuntimeError, NotImplementedError):  # of torch: the host part needs the data,
-                return self.unknown  # or has tensors of a device beside those without memory
+            except RuntimeError:  # torch's: the host part asks for data, or has tensors of a
+                return self.unknown  # device beside these. What is its own, the call has raised
 
     @abc.abstractmethod
     def find(self, like: Sequence[Any], inputs: Sequence[Any]) -> T:

@@ -1,7 +1,9 @@
-"""What is around a call: autocast and random numbers in the host part."""
+"""What is around a call: autocast, the default device, and random numbers in the host part."""
 
 import pytest
 import torch
+from torch.func import grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import weft
@@ -135,3 +137,135 @@ def test_the_derivative_of_other_random_numbers_is_refused():
         "draw them outside of the kernel and pass the tensor as an argument, or call the kernel in "
         "plain eager mode, not under torch.compile and dispatch modes"
     )
+
+
+# --- the default device -------------------------------------------------------------------------
+@weft.kernel
+def squares(x: torch.Tensor) -> torch.Tensor:
+    """Its host part only makes tensors."""
+    out = torch.empty(x.shape[0], dtype=x.dtype)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * x[i]
+    return out
+
+
+def weights(n: int) -> torch.Tensor:
+    return torch.arange(n, dtype=torch.float64)
+
+
+@weft.kernel
+def weighted(x: torch.Tensor) -> torch.Tensor:
+    """Graphs hold an operator of the whole kernel."""
+    w = weights(x.shape[0])
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * x[i] * w[i]
+    return out
+
+
+class Scaled:
+    def __init__(self, by: torch.Tensor) -> None:
+        self.by = by
+
+    @weft.kernel
+    def squares(self, x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(x.shape[0], dtype=x.dtype)
+        for i in range(x.shape[0]):
+            out[i] = x[i] * x[i] * self.by[0]
+        return out
+
+
+def compiled(f, backend):
+    return torch.compile(f, backend=backend, fullgraph=True)
+
+
+def gradient(f):
+    def found(x):
+        x = x.detach().requires_grad_()
+        out = f(x)
+        with torch.device("cpu"):  # as threads of autograd have it
+            return out, *torch.autograd.grad(out.sum(), x)
+
+    return found
+
+
+ON_DEFAULT_DEVICES = {
+    "call": lambda f, _: f,
+    "gradient": lambda f, _: gradient(f),
+    "graph": compiled,
+    "gradient of a graph": lambda f, backend: gradient(compiled(f, backend)),
+    "graph of vmap": lambda f, backend: lambda x: compiled(vmap(f), backend)(x[None])[0],
+    "graph of grad": lambda f, backend: compiled(grad(lambda x: f(x).sum()), backend),
+    "make_fx": lambda f, _: lambda x: make_fx(lambda y: f(y))(x)(x),
+    "make_fx, symbolic": lambda f, _: (
+        lambda x: make_fx(lambda y: f(y), tracing_mode="symbolic")(x)(x)
+    ),
+    "export": lambda f, _: lambda x: torch.export.export(Around(f), (x,)).module()(x),
+}
+
+
+class Around(torch.nn.Module):
+    def __init__(self, kernel) -> None:
+        super().__init__()
+        self.kernel = kernel
+
+    def forward(self, x):
+        return self.kernel(x)
+
+
+@pytest.mark.parametrize("sets", [False, True])
+@pytest.mark.parametrize("way", ON_DEFAULT_DEVICES)
+@pytest.mark.parametrize("kernel", [squares, weighted, "method"])
+@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_tensors_that_the_host_part_makes_on_the_default_device(device, kernel, way, sets):
+    """Compiled graphs, and what traces, made them on the CPU, and refused the loop."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    torch._dynamo.reset()
+    x = torch.randn(5, dtype=torch.float64, device=device)
+    if kernel == "method":
+        if way == "make_fx, symbolic":
+            pytest.skip("torch takes no tensors there that are around the function")
+        kernel = Scaled(torch.ones(1, dtype=torch.float64, device=device)).squares
+    f = ON_DEFAULT_DEVICES[way](kernel, "aot_eager" if device == "meta" else "inductor")
+    if sets:
+        torch.set_default_device(device)
+        try:
+            found = f(x)
+        finally:
+            torch.set_default_device(None)
+    else:
+        with torch.device(device):
+            found = f(x)
+    w = 1.0 if kernel is not weighted else weights(5).to(device)
+    expected = 2 * w * x if way == "graph of grad" else w * x * x
+    found = list(found) if isinstance(found, tuple) else [found]
+    torch.testing.assert_close(found, [expected, 2 * w * x][: len(found)])
+
+
+def test_graphs_notice_another_default_device():
+    torch._dynamo.reset()
+    f = compiled(squares, "aot_eager")
+    x = torch.randn(5, dtype=torch.float64)
+    for _ in range(2):
+        torch.testing.assert_close(f(x), x * x)
+        with torch.device("meta"):
+            assert f(x.to("meta")).is_meta
+            with pytest.raises(Exception, match="`x` is on cpu and `out` on meta"):
+                f(x)
+        with torch.device("cpu"):
+            torch.testing.assert_close(f(x), x * x)
+
+
+def test_operators_of_kernels_that_name_devices_have_no_default_one():
+    @weft.kernel
+    def kernel(x: torch.Tensor, n: int) -> torch.Tensor:
+        out = torch.empty((n, len(x.shape)), device=x.device)
+        w = x.new_empty(n)
+        for i in range(n):
+            out[i, 0] = x[i] * w[i]
+        return out
+
+    assert not kernel.operators.makes
+    for kernel in (squares, weighted):
+        assert kernel.operators.makes

@@ -347,3 +347,30 @@ def test_a_field_of_vectors_that_the_host_part_makes_is_refused_there() -> None:
     assert raised.value.message == (
         "a field of vectors, with an offset or a gradient is made under torch.compile"
     )
+
+
+GPU = torch.device("cuda:0")
+
+
+@weft.kernel
+def on_the_gpu(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(x.shape[0], dtype=x.dtype, device=GPU)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * x[i]
+    return out
+
+
+def test_fake_tensors_of_the_cpu_stand_for_those_of_a_gpu():
+    """DTensor asks for shapes with such, where the host part names the device: it was refused."""
+    with FakeTensorMode():
+        assert on_the_gpu.op(torch.empty(5)).shape == (5,)
+    with pytest.raises(Exception, match="`x` is on cpu and `out` on meta"):  # a call is no question
+        torch.compile(on_the_meta_device, backend="aot_eager", fullgraph=True)(torch.ones(5))
+
+
+@weft.kernel
+def on_the_meta_device(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(x.shape[0], device="meta")
+    for i in range(x.shape[0]):
+        out[i] = x[i] * x[i]
+    return out

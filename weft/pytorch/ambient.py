@@ -1,5 +1,6 @@
-"""What is around a call that its host part depends on, and that is another when the host part is
-carried out again for a derivative: autocast, and the state of random number generators."""
+"""What is around a call that its host part depends on, and that is another when a graph carries it
+out, or a derivative does so again: autocast, the default device, and the state of random number
+generators."""
 
 from __future__ import annotations
 
@@ -11,12 +12,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._device import DeviceContext
 
 # pyright: reportPrivateUsage=false
 from weft.errors import GradientError
 from weft.source import Span
 
 Autocast = tuple[tuple[str, torch.dtype], ...]  # device types for which it is on
+# Autocast, and "" with a default device where that is another than the CPU.
+Ambient = tuple[tuple[str, torch.dtype | str], ...]
 # Generators of random numbers beside torch's own.
 SOURCES = (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)
 
@@ -29,12 +33,32 @@ def autocast_state() -> Autocast:
                  if torch.is_autocast_enabled(kind))  # fmt: skip
 
 
+def default_device() -> str:
+    """The device of tensors that are made without one, "" for the CPU. Dynamo traces this."""
+    if torch._C._len_torch_function_stack() == 0:
+        return ""
+    if torch.compiler.is_dynamo_compiling():  # which has no modes to look at
+        device = torch.empty(0).device
+    else:
+        modes = [mode for mode in function_modes() if isinstance(mode, DeviceContext)]
+        device = modes[-1].device if modes else torch.device("cpu")
+    return "" if device.type == "cpu" else str(device)
+
+
+def ambient_state(device: str) -> Ambient:
+    """What a host part runs under, where ``device`` is the default one or "" if it makes none."""
+    return (*autocast_state(), *([("", device)] if device else []))
+
+
 @contextlib.contextmanager
-def under(autocast: Autocast) -> Generator[None]:
-    """With autocast on as ``autocast`` says."""
+def under(ambient: Ambient) -> Generator[None]:
+    """With autocast on, and tensors made, as ``ambient`` says."""
     with contextlib.ExitStack() as stack:
-        for kind, dtype in autocast:
-            stack.enter_context(torch.autocast(kind, dtype))
+        for kind, value in ambient:
+            if isinstance(value, str):
+                stack.enter_context(under_modes([DeviceContext(value)]))
+            else:
+                stack.enter_context(torch.autocast(kind, value))
         yield
 
 

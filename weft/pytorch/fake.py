@@ -11,10 +11,12 @@ import functools
 import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._guards import TracingContext
+from torch.utils import _pytree as pytree
 
 from weft.errors import CompileError, KernelValueError, warn
 from weft.frontend.lower import Lowered, lower
@@ -40,6 +42,10 @@ if TYPE_CHECKING:
 _NO_DATA = (
     "tolist() shouldn't be called", "Cannot access data pointer", ".numpy() is not supported",
 )  # fmt: skip
+
+
+# Whether what the host part has may be on another device than the arguments say.
+_STAND_IN = ContextVar("weft_stand_in", default=False)
 
 
 def fake_launchers(kernel: KernelLike, operator: bool = False) -> tuple[Callable[..., Any], ...]:
@@ -86,7 +92,7 @@ def _launcher(launcher: Launcher, source: FunctionSource, operator: bool) -> Cal
         stored = written(found.function)
         given = found.function.args[: len(found.function.args) - len(found.results)]
         names = {memref.name for memref in given if memref in stored}
-        if operator:
+        if operator and not _STAND_IN.get():
             pairs = zip((arg.name for arg in region.args), args, strict=True)
             check_one_device(
                 [(n, v) for n, v in pairs
@@ -226,8 +232,9 @@ def without_data(implementation: Callable[..., Any], kernel: KernelLike) -> Call
     """``implementation`` for fake tensors; its error says so where the host part asks for data."""
 
     def fake(*args: Any) -> Any:
+        mode = _active_mode()
         try:
-            with _beside_fakes(_active_mode()) as give:
+            with _beside_fakes(mode) as give, _standing_in(mode is not None, args):
                 return give(implementation(*args))
         except RuntimeError as error:
             refused, asks_for_data = _data_errors()
@@ -239,6 +246,18 @@ def without_data(implementation: Callable[..., Any], kernel: KernelLike) -> Call
         raise refused(span)
 
     return fake
+
+
+@contextmanager
+def _standing_in(fake: bool, args: Sequence[Any]) -> Generator[None]:
+    """Where ``args`` of an operator are ``fake`` and on the CPU, loops do not ask for one device:
+    they may stand for tensors of a GPU, which the host part names. DTensor asks for shapes so."""
+    devices = {t.device.type for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)}
+    token = _STAND_IN.set(fake and devices == {"cpu"})
+    try:
+        yield
+    finally:
+        _STAND_IN.reset(token)
 
 
 def _active_mode() -> Any:

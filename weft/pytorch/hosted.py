@@ -26,7 +26,7 @@ from weft.frontend.parameters import Parameter
 from weft.frontend.returns import Returned, is_plain
 from weft.frontend.split import HostPart, Region, RegionArg
 from weft.lang.random import KEY, read_key
-from weft.pytorch.ambient import Autocast
+from weft.pytorch.ambient import Ambient
 from weft.pytorch.batches import is_transformed, levels_of, no_samples
 from weft.pytorch.changing import CHANGING
 from weft.pytorch.forward_level import is_open
@@ -489,7 +489,7 @@ class LoopOperators(Operators):
 
     def find(
         self, types: tuple[str, ...], fixed: Sequence[Any], around: tuple[Any, ...],
-        autocast: Autocast = (),
+        ambient: Ambient = (),
     ) -> Operator:  # fmt: skip
         kind = "p" if self.kernel.mutated else "r"
         self.name = f"{self.stem}_{kind}{''.join(map(_LETTERS.__getitem__, types))}"

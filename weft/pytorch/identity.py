@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._device import _device_constructors
 
+# pyright: reportPrivateUsage=false
 from weft.errors import SourceUnavailableError
 from weft.frontend.names import KNOWN_MODULES, MISSING, Scope, dotted, root_name
 from weft.lang.dtypes import DType
@@ -32,6 +34,9 @@ from weft.source import FunctionSource, children, codes, read_function
 DECIDING = (bool, int, str, type(None), torch.dtype, torch.device, DType)
 
 
+# Builtins that give plain values, whatever they are given.
+_PLAIN = (len, range, int, float, bool, complex, str, abs, min, max, round, divmod, pow, sum, tuple,
+          list, dict, set, zip, enumerate, reversed, isinstance, hasattr, type, print)  # fmt: skip
 # Functions and methods of torch that draw random numbers, as they are called.
 _DRAWS = re.compile(
     r"\b(rand\w*|bernoulli_?|multinomial|poisson|binomial|\w*normal_?|\w*uniform_?|exponential_|"
@@ -112,6 +117,34 @@ def watching(function: Callable[..., Any], tree: ast.FunctionDef) -> Callable[[]
                 found[dotted(chain)] = None
             chain = chain.value if isinstance(chain, ast.Attribute) else None
     return _reading(function, [f"{name}.requires_grad" for name in found])
+
+
+def makes_tensors(
+    function: Callable[..., Any], tree: ast.FunctionDef, loops: frozenset[ast.AST]
+) -> bool:
+    """Whether the host part of ``function`` may make tensors on the default device: by a function
+    that is given no device, or by one that is not known."""
+    scope, left = Scope.of(function), [*tree.body]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Call) and _may_make(node, scope):
+            return True
+        left += [child for child in children(node) if child not in loops]
+    return False
+
+
+def _may_make(call: ast.Call, scope: Scope) -> bool:
+    for keyword in call.keywords:
+        if keyword.arg == "device":
+            name = getattr(keyword.value, "attr", "")
+            return not (name == "device" or isinstance(getattr(keyword.value, "value", 0), str))
+    called = scope.resolve(call.func)
+    if called is MISSING and isinstance(call.func, ast.Attribute):  # a method of one of its values
+        return not hasattr(torch.Tensor, call.func.attr)
+    if any(called is own for own in _PLAIN):
+        return False
+    torchs = getattr(torch, getattr(called, "__name__", ""), None) is called
+    return not torchs or called in _device_constructors()
 
 
 def is_imported(function: Callable[..., Any]) -> bool:

@@ -32,7 +32,7 @@ from weft.frontend.parameters import EMPTY, SCALARS, Parameter
 from weft.frontend.returns import Returned, put_together
 from weft.frontend.specs import constant_key, kept
 from weft.lang.random import KEY
-from weft.pytorch.ambient import Autocast, autocast_state
+from weft.pytorch.ambient import Ambient, ambient_state, default_device
 from weft.pytorch.around import Around, check_asks
 from weft.pytorch.batches import (
     differentiates,
@@ -53,6 +53,7 @@ from weft.pytorch.identity import (
     decided_by,
     deciding,
     fingerprint,
+    makes_tensors,
     may_draw,
     text_of,
     watching,
@@ -94,6 +95,7 @@ class Operators:
         loops = frozenset[ast.AST](region.node for region in kernel.parts.regions)
         self.deciding: Any = deciding(kernel.function, kernel.source.tree, loops)
         self.watching: Any = watching(kernel.function, kernel.source.tree)
+        self.makes = makes_tensors(kernel.function, kernel.source.tree, loops)
         self.followed = False  # whether the host part may be, by what the kernel is
         # What stands for the loops where PyTorch traces the host part (``hosted.py``), if it may.
         self.loops: Sequence[Any] = ()
@@ -119,7 +121,8 @@ class Operators:
         if any(not isinstance(like, str) for like in likes):
             key = self.make_of_members(self.token, likes)
             return self.assemble(self.of_members[key](members, {}), values)
-        operator, values, passed = self.found(args, kwargs, autocast_state())
+        ambient = ambient_state(default_device() if self.makes else "")
+        operator, values, passed = self.found(args, kwargs, ambient)
         _shard(operator, passed)
         check_asks(operator.overload.family, passed)
         watched = torch._C._len_torch_dispatch_stack() > 0  # which wants to see operators
@@ -138,7 +141,7 @@ class Operators:
         return self.assemble(out, values)
 
     def found(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], autocast: Autocast = ()
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], ambient: Ambient = ()
     ) -> tuple[Operator, list[Any], list[Any]]:
         """The operator of a call, the values of the kernel's parameters, and those among them that
         are its arguments."""
@@ -146,7 +149,7 @@ class Operators:
         types = tuple(map(schema_type, self.parameters, values))
         fixed = [v for v, t in zip(values, types, strict=True) if not t]
         _refuse_hidden(self, values, types)
-        operator = self.find(types, fixed, self.deciding(), autocast)
+        operator = self.find(types, fixed, self.deciding(), ambient)
         return operator, values, [v for v, t in zip(values, types, strict=True) if t]
 
     def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -186,7 +189,8 @@ class Operators:
             key = self.make_of_members(self.token, likes)
             return self.assemble(self.of_members[key].traced(members, {}), values)
         _, around = self.watching(), self.deciding()
-        name = self.name_for(self.token, tuple(types), tuple(map(as_constant, fixed)), around)
+        constants, device = tuple(map(as_constant, fixed)), default_device() if self.makes else ""
+        name = self.name_for(self.token, tuple(types), constants, around, device)
         out = getattr(getattr(torch.ops, self.namespace), name).default(*passed)
         return self.assemble(out, values)
 
@@ -233,18 +237,18 @@ class Operators:
 
     def find(
         self, types: tuple[str, ...], fixed: Sequence[Any], around: tuple[Any, ...],
-        autocast: Autocast = (),
+        ambient: Ambient = (),
     ) -> Operator:  # fmt: skip
         """The operator for arguments of these schema types, these fixed values, and these values
-        of what is around the kernel (``identity.deciding``). Its host part runs under ``autocast``:
+        of what is around the kernel (``identity.deciding``). Its host part runs under ``ambient``:
         compiled graphs, and derivatives, run outside of it."""
-        key = (types, *map(constant_key, fixed), constant_key(around), autocast)
+        key = (types, *map(constant_key, fixed), constant_key(around), ambient)
         operator = self.made.get(key)
         if operator is None:
             function = self.kernel.function
-            form = self.form(types, [*map(kept, fixed)], autocast, TANGENTS not in around)
+            form = self.form(types, [*map(kept, fixed)], ambient, TANGENTS not in around)
             schema = form.schema()
-            others = (types, tuple(fixed), around, autocast, schema, decided_by())
+            others = (types, tuple(fixed), around, ambient, schema, decided_by())
             text = text_of(self.kernel.source, self.kernel.described, *others)
             name = f"{self.name}_{fingerprint(text)}"
             tags = [torch.Tag.nondeterministic_seeded] if _draws(self, text) else []
@@ -260,7 +264,7 @@ class Operators:
         return operator
 
     def form(
-        self, types: tuple[str, ...], fixed: Sequence[Any], autocast: Autocast = (),
+        self, types: tuple[str, ...], fixed: Sequence[Any], ambient: Ambient = (),
         fuses: bool = True,
     ) -> OperatorForm:  # fmt: skip
         absent = iter(fixed)
@@ -272,12 +276,13 @@ class Operators:
         returned = Returned(names, self.returned.form)
         return OperatorForm(
             self.kernel, returned, self.namespace, types, constants, defaults, written,
-            autocast, fuses and self.kernel.implementations is None, self.copies,
+            ambient, fuses and self.kernel.implementations is None, self.copies,
         )  # fmt: skip
 
     def name_for(
-        self, token: str, types: tuple[str, ...], fixed: tuple[Any, ...], around: tuple[Any, ...]
-    ) -> str:
+        self, token: str, types: tuple[str, ...], fixed: tuple[Any, ...], around: tuple[Any, ...],
+        device: str,
+    ) -> str:  # fmt: skip
         """The name of ``find(...)``'s operator: a constant to Dynamo, which calls this as it is,
         and guards the token and ``around``."""
         assert token == self.token
@@ -286,7 +291,8 @@ class Operators:
             raise changed_error(name, self.kernel.span)
         if self.in_level(token):
             around = (*around, TANGENTS)
-        operator = self.find(types, [*map(of_constant, fixed)], around, autocast_state())
+        ambient = ambient_state(device)
+        operator = self.find(types, [*map(of_constant, fixed)], around, ambient)
         _shard(operator)
         return operator.overload._schema.name.rpartition(":")[2]
 
@@ -367,8 +373,8 @@ def _made_by_calls(operators: Operators) -> Iterator[Operator]:
     None, that of a call has None fixed in it, or takes numbers alone."""
     if any(p.optional and p.kind in SCALARS.values() for p in operators.parameters):
         return
-    for (*_, autocast), made in operators.made.items():
-        if not autocast and CHANGING not in made.types:
+    for (*_, ambient), made in operators.made.items():
+        if not ambient and CHANGING not in made.types:
             yield made
 
 

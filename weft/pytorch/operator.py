@@ -19,7 +19,7 @@ from weft.frontend.parameters import EMPTY, Parameter, returned_types
 from weft.frontend.returns import Returned, tensors_of
 from weft.lang.dtypes import DType, tensor_of
 from weft.pytorch import flops
-from weft.pytorch.ambient import Autocast, under
+from weft.pytorch.ambient import Ambient, under
 from weft.pytorch.around import Around
 from weft.pytorch.batches import storage
 from weft.pytorch.boxed import BoxedBackward, BoxedKernel, Found, boxed_kernel
@@ -63,8 +63,8 @@ class Operator:
 class OperatorForm:
     """What an operator of a kernel is like. ``types``: the schema type of each parameter, "" where
     its value is fixed, in which case it is in ``constants``; ``defaults``: what parameters are that
-    a caller leaves out; ``written``: the names of those that it writes to; ``autocast``: that under
-    which its host part runs; ``fuses``: whether Inductor may take it apart; ``copies``: whether it
+    a caller leaves out; ``written``: the names of those that it writes to; ``ambient``: what its
+    host part runs under; ``fuses``: whether Inductor may take it apart; ``copies``: whether it
     returns copies of arguments that a loop has written to."""
 
     kernel: KernelLike
@@ -74,7 +74,7 @@ class OperatorForm:
     constants: dict[str, Any]
     defaults: dict[str, Any]
     written: frozenset[str]
-    autocast: Autocast
+    ambient: Ambient
     fuses: bool
     copies: bool
 
@@ -125,7 +125,7 @@ class OperatorForm:
 
     def _boxed(self, name: str, *, frozen: bool = False) -> BoxedKernel | None:
         """Its kernel in machine code, if there is one. ``frozen``: as a library has it."""
-        if self.autocast or not all(self.types) or self.kernel.implementations is not None:
+        if self.ambient or not all(self.types) or self.kernel.implementations is not None:
             return None
         return boxed_kernel(self.kernel, self.types, name, frozen=frozen)
 
@@ -165,7 +165,7 @@ class OperatorForm:
         made = returned.made
         if (
             kernel.implementations is not None  # which record no gradient
-            or self.autocast or not all(types) or any("[" in t or t == CHANGING for t in types)
+            or self.ambient or not all(types) or any("[" in t or t == CHANGING for t in types)
             or any(p.position not in _POSITIONAL for p in parameters)
             or made not in (0, len(returned.names))
             or (made and returned_types(kernel.function) is not None)
@@ -254,10 +254,10 @@ class OperatorForm:
                 torch._C._set_grad_enabled(grad)
 
         def cast(*passed: Any) -> Any:
-            with under(self.autocast):
+            with under(self.ambient):
                 return implementation(*passed)
 
-        return cast if self.autocast else implementation
+        return cast if self.ambient else implementation
 
     def _check_written(self, names: list[str], passed: tuple[Any, ...], changed: set[int]) -> None:
         """Raises ``KernelValueError`` where one of the ``changed`` arguments shares no memory with
@@ -321,7 +321,7 @@ def _offering(
         return form.implementation(launchers, recording=True)(*inputs)
 
     def offering(*args: Any) -> Any:
-        if "torch._inductor.lowering" in sys.modules and form.fuses and not form.autocast:
+        if "torch._inductor.lowering" in sys.modules and form.fuses and not form.ambient:
             # Only where Inductor compiles.
             from weft.pytorch import fusible, fusible_backward, inductor
 

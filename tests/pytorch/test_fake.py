@@ -140,6 +140,35 @@ def test_items_that_only_loops_read_are_in_a_graph(backend, dynamic):
         torch.testing.assert_close(compiled(x), by_item(x))
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("needs", [False, True])
+def test_items_that_the_caller_asks_for_too(dynamic, needs):
+    """Symbols of what is recorded for Inductor were left to its next operator."""
+
+    @weft.kernel
+    def by_first(x: torch.Tensor) -> torch.Tensor:
+        first = x[0].item()
+        out = torch.empty_like(x)
+        for i in range(x.shape[0]):
+            out[i] = x[i] * first
+        return out
+
+    def f(x):
+        first = x[0].item()
+        return by_first(x) * first
+
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = torch.compile(f, fullgraph=True, dynamic=dynamic)
+        for x in (torch.tensor([0.5, -2.0]), torch.tensor([1.5, 2.0, 4.0])):
+            x.requires_grad_(needs)
+            found, expected = compiled(x), f(x)
+            torch.testing.assert_close(found, expected)
+            if needs:
+                torch.testing.assert_close(*(torch.autograd.grad(o.sum(), x)
+                                             for o in (found, expected)))  # fmt: skip
+
+
 NUMBERS = [lambda: float(W[0]), lambda: W.tolist()[0], lambda: float(W.numpy()[0])]
 
 

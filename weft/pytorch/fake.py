@@ -234,7 +234,7 @@ def without_data(implementation: Callable[..., Any], kernel: KernelLike) -> Call
     def fake(*args: Any) -> Any:
         mode = _active_mode()
         try:
-            with _beside_fakes(mode) as give, _standing_in(mode is not None, args):
+            with beside_fakes(mode) as give, _standing_in(mode is not None, args):
                 return give(implementation(*args))
         except RuntimeError as error:
             refused, asks_for_data = _data_errors()
@@ -266,7 +266,7 @@ def _active_mode() -> Any:
 
 
 @contextmanager
-def _beside_fakes(mode: FakeTensorMode | None) -> Generator[Callable[[Any], Any]]:
+def beside_fakes(mode: FakeTensorMode | None) -> Generator[Callable[[Any], Any]]:
     """Tensors around a kernel stand beside fake ones, as fake ones. The symbols that stand for data
     go no further, but for those in the sizes of what the function that this yields is given."""
     if mode is None:
@@ -277,11 +277,10 @@ def _beside_fakes(mode: FakeTensorMode | None) -> Generator[Callable[[Any], Any]
 
     before = mode.allow_non_fake_inputs
     pending = [] if mode.shape_env is None else mode.shape_env.pending_fresh_unbacked_symbols
-    there = [*pending]
+    told = {*pending}
 
     def give(made: Any) -> Any:
-        told = {*there, *free_unbacked_symbols([made] if isinstance(made, torch.Tensor) else made)}
-        pending[:] = [symbol for symbol in pending if symbol in told]
+        told.update(free_unbacked_symbols([made] if isinstance(made, torch.Tensor) else made))
         return made
 
     mode.allow_non_fake_inputs = True
@@ -289,6 +288,7 @@ def _beside_fakes(mode: FakeTensorMode | None) -> Generator[Callable[[Any], Any]
         yield give
     finally:
         mode.allow_non_fake_inputs = before
+        pending[:] = [symbol for symbol in pending if symbol in told]
 
 
 def statement_span(kernel: KernelLike, error: Exception) -> Span:

@@ -17,6 +17,7 @@ from torch._inductor import ir, lowering
 from torch._inductor.virtualized import V, ops
 
 from weft.pytorch.changing import Unknown
+from weft.pytorch.fake import beside_fakes
 from weft.pytorch.fusible import Launch, Recorder, hooks
 from weft.pytorch.fusion import Fusion, Opaque
 from weft.pytorch.namespace import Latest
@@ -70,7 +71,7 @@ def _lowered(record: Recorder, passed: Sequence[Any]) -> Any:
     pairs = list(zip(_flat(fakes), _flat(passed), strict=True))
     if any(isinstance(v, torch.Tensor) and v.is_inference() for v, _ in pairs):
         raise Opaque("it reads tensors of inference mode")
-    with mode:
+    with mode, beside_fakes(mode):
         recorded, out = record(fakes, V.graph.sizevars.statically_known_true)
     if any(probe.reduced for _, probe in recorded.launches) and not _has_neighbours(node):
         raise Opaque("it reduces, and nothing stands beside it")

@@ -147,3 +147,38 @@ def test_powers_of_zero() -> None:
     for n in (0.0, 1.0, 2.0, 3.5, 0.5, -0.5, 0.25, 1j, 1 + 1j, 2 - 1j):
         n = complex(n)
         same(first(lambda z, n=n: powers(z, n), z), first(lambda z, n=n: z**n, z), z)
+
+
+@pytest.mark.parametrize("n", [0, 1, 1.5, 2, 2.5, 3, 4, 2 + 1j, 3 - 1j])
+def test_further_derivatives_of_powers_of_zero(n: complex) -> None:
+    """The second of a square was 0, and that of others below one, which is not finite."""
+    z = torch.zeros(2, dtype=WIDE, requires_grad=True)
+    found = [powers(z, complex(n))]
+    for _ in range(3):
+        found += torch.autograd.grad(found[-1].real.sum(), z, create_graph=True)
+    factor = 1.0
+    for order, each in enumerate(found):
+        if isinstance(n, int) or order < complex(n).real:
+            assert each.tolist() == [factor if order == n else 0.0] * 2
+        else:
+            assert not each.isfinite().any()
+        factor *= order + 1
+
+
+def test_the_derivative_of_powers_of_zero_by_the_exponent() -> None:
+    """It was 0 where there is no value."""
+    z = torch.zeros(5, dtype=WIDE)
+    n = torch.tensor([0.0, 0.5, 2 + 1j, -1.0, 1j], dtype=WIDE, requires_grad=True)
+    out = of_two(z, n, lambda z, n: z**n)
+    (found,) = torch.autograd.grad(out.real.sum(), n)
+    assert found[:3].tolist() == [0.0] * 3
+    assert not found[3:].isfinite().any()
+
+
+@pytest.mark.parametrize("n", [0.5, 1, 1.5, 2])
+def test_powers_of_large_numbers(n: float) -> None:
+    """Whose cubes are infinite."""
+    z = torch.tensor([1e120, 1e120j, 1e-120, complex(-1e120, 1e120)], dtype=WIDE)
+    found, expected = (first(f, z) for f in (lambda z: powers(z, complex(n)), lambda z: z**n))
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine / theirs, torch.ones_like(mine))

@@ -48,6 +48,9 @@ class _Real:
     def __truediv__(self, y: Any) -> _Real:
         return self.made(self.scalars.binary("/", self.x, self.other(y), self.span))
 
+    def __pow__(self, y: Any) -> _Real:
+        return self.made(self.scalars.binary("**", self.x, self.other(y), self.span))
+
     def __neg__(self) -> _Real:
         return self.made(self.scalars.negate(self.x, self.span))
 
@@ -206,14 +209,25 @@ def _power(s: Scalars, a: Operand, b: Operand, span: Span) -> Operand:
 
 
 def _power_of_zero(x: Pair, y: Pair, zero: _Real) -> Pair:
-    """``x ** y`` where ``x`` is 0. The derivative by ``x`` is torch's, ``y * 0 ** (y - 1)``: 1 of
-    ``y`` = 1, 0 of ``y`` = 0 and of a real part above 1, not finite of all others."""
-    real = y[1].compared("==", 0.0)
-    nothing, one = (y[0].compared("==", n).both("&", real) for n in (0.0, 1.0))
-    smooth = y[0].compared(">", 1.0).both("|", one).both("|", nothing)
-    roots = [smooth.choose(1.0, zero.choose(p, 1.0)).call("sqrt") for p in x]
-    added = [one.choose(p, smooth.choose(0.0, q)) for p, q in zip(x, roots, strict=True)]  # zeros
-    value = y[0].compared(">", 0.0).choose(0.0, nothing.choose(1.0, math.nan))
+    """``x ** y`` where ``x`` is 0. The derivatives by ``x`` are torch's: 1 of ``y`` = 1, those of a
+    square and of a cube, 0 of ``y`` = 0 and of an order below the real part, not finite of all
+    others. (The fourth is not that of ``x ** 4``.) That by ``y`` is 0 where the value is known."""
+    real, by = y[1].compared("==", 0.0), zero.choose(y[0], 1.0)
+    nothing, one, two, three = (by.compared("==", n).both("&", real) for n in (0, 1, 2, 3))
+    curved = by.compared(">", 1.0)
+    smooth = curved.both("|", one).both("|", nothing)
+    base = zero.choose(x[0], 1.0), zero.choose(x[1], 1.0)
+    roots = [smooth.choose(1.0, p).call("sqrt") for p in base]
+    order = curved.choose(real.choose(by, by.call("ceil") - 0.5), 1.0)
+    own = zero.choose(x[0], 0.0), zero.choose(x[1], 0.0)
+    square, powers = _times(own, own), [p**order for p in base]
+    cube = _times(square, own)
+    added = [
+        one.choose(p, two.choose(q, three.choose(r, curved.choose(s, smooth.choose(0.0, t)))))
+        for p, q, r, s, t in zip(x, square, cube, powers, roots, strict=True)
+    ]  # zeros
+    known = by.compared(">", 0.0).both("|", nothing)
+    value = known.choose(0.0, by) * known.choose(1.0, math.nan) + nothing.choose(1.0, 0.0)
     return added[0] + value, added[1] + 0.0
 
 

@@ -218,6 +218,20 @@ def test_derivatives_and_operators_follow_the_number() -> None:
     assert len(kernel.specializations) <= 2
 
 
+def test_forward_mode_alone_follows_the_number() -> None:
+    """The launch that was there before is not given the number as one more argument."""
+    kernel = weft.kernel(smoothed.function)
+    ones = torch.ones(3, dtype=torch.float64)
+    for rate in (0.5, 2.0, -1.25, 0.75):
+        alter(rate)
+        x = torch.randn(3, dtype=torch.float64)
+        slope = 2 * RATE * RATE * x - CONFIG.dt * RATE
+        _, tangent = torch.func.jvp(kernel, (x,), (ones,))
+        torch.testing.assert_close(tangent, slope)
+        with torch.autograd.forward_ad.dual_level():
+            torch.testing.assert_close(kernel(x), (x * RATE - CONFIG.dt) * RATE * x)
+
+
 def maps() -> int:
     return len(Path("/proc/self/maps").read_text().splitlines())
 

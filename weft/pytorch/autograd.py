@@ -504,16 +504,18 @@ def tracked(
         REFERENCES.add(one, values[one.k])
 
 
-def with_tangents(launcher: Launcher, plain: Callable[..., Any], *args: Any) -> Any:
-    """A launch of a kernel's loop inside of a level of forward mode; ``plain`` is the launch
-    without."""
+def with_tangents(launcher: Launcher, plain: Callable[[], Callable[..., Any]], *args: Any) -> Any:
+    """A launch of a kernel's loop inside of a level of forward mode; ``plain`` gives the launch
+    without, which is another one where more is found that called functions reach."""
     if come_apart(launcher.region, args):
-        return apart(launcher, args, lambda own, given: with_tangents(own, own.current, *given))
+        return apart(
+            launcher, args, lambda own, given: with_tangents(own, lambda: own.current, *given)
+        )
 
     def call(given: tuple[Any, ...]) -> Any:
         if not any(map(is_dual, given)):  # unless there is more to be given
             _settle(launcher, dense(given))
-            return plain(*given)
+            return plain()(*given)
         return differentiate(launcher, constants(given))
 
     return extended(launcher, args, call)

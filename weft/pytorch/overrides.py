@@ -128,7 +128,7 @@ def _with_tangents(plain: list[Launch], launcher: Launcher, *args: Any) -> Any:
     with rarely_collected:
         from weft.pytorch.autograd import with_tangents  # only where a derivative is asked for
 
-    return with_tangents(launcher, plain[launcher.region.index], *args)
+    return with_tangents(launcher, lambda: plain[launcher.region.index], *args)
 
 
 def _with_batches(plain: list[Launch], launcher: Launcher, *args: Any) -> Any:

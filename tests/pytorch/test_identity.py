@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -226,6 +226,36 @@ def test_what_the_host_part_takes_from_around_it_is_guarded(monkeypatch):
     monkeypatch.setitem(globals(), "KIND", torch.float64)
     assert compiled(x).dtype == torch.float64
     assert counter.frame_count == 5
+
+
+@weft.kernel
+def rated(x: torch.Tensor) -> torch.Tensor:
+    rate = 2 if RATE is None else 3
+    out = torch.empty_like(x)
+    for i in range(x.shape[0]):
+        out[i] = rate * x[i]
+    return out
+
+
+RATE: object = None
+
+
+@pytest.mark.parametrize(
+    "value", [0.5, 1j, [1, 2], object(), SimpleNamespace(a=1), torch.ones(2), torch.nn.ReLU()],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_what_was_a_constant_may_become_anything(value, monkeypatch):
+    compiled = torch.compile(rated, backend="eager", fullgraph=True)
+    for new, rate in ((None, 2.0), (value, 3.0), (1, 3.0), (value, 3.0), (None, 2.0)):
+        monkeypatch.setitem(globals(), "RATE", new)
+        assert compiled(torch.ones(1)).item() == rate
+
+
+def test_a_constant_may_become_a_float_that_changes(monkeypatch):
+    compiled = torch.compile(rated, backend="eager", fullgraph=True)
+    for new, rate in ((None, 2.0), (0.5, 3.0), (1.5, 3.0), (2.5, 3.0), (None, 2.0)):
+        monkeypatch.setitem(globals(), "RATE", new)
+        assert compiled(torch.ones(1)).item() == rate
 
 
 def test_a_changed_float_does_not_compile_anew(monkeypatch):

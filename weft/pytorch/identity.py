@@ -99,7 +99,7 @@ def deciding(
     scope = Scope.of(function)
     names = _around(function, tree, loops)
     found = dict.fromkeys(dotted(c) for c in names if isinstance(scope.resolve(c), DECIDING))
-    made = _reading(function, [f"__plainly__({name})" for name in found])
+    made = _reading(function, [f"__decisive__({name})" for name in found])
     made.names = tuple(found)
     return made
 
@@ -177,14 +177,20 @@ def _reading(function: Callable[..., Any], items: Sequence[str]) -> Any:
     """A function of the same variables around it that gives the values of ``items``."""
     free = function.__code__.co_freevars
     outer = (
-        f"def outer({', '.join((*free, '__plainly__'))}):\n"
+        f"def outer({', '.join((*free, '__decisive__'))}):\n"
         f" def reading(): return ({''.join(f'{item}, ' for item in items)})\n"
     )
     made = compile(outer, "<weft reading>", "exec")
     inner = next(code for code in codes(made) if code.co_name == "reading")
-    own = {**Scope.of(function).cells, "__plainly__": types.CellType(plainly)}
+    own = {**Scope.of(function).cells, "__decisive__": types.CellType(decisive)}
     cells = tuple(own[name] for name in inner.co_freevars)
     return types.FunctionType(inner, function.__globals__, closure=cells)
+
+
+def decisive(value: Any) -> Any:
+    """What of ``value`` a graph is made for, as what Dynamo takes for a constant: where it is of
+    none of these types any more (a float, an object that was None), its type."""
+    return plainly(value) if isinstance(value, DECIDING) else type(value).__name__
 
 
 def plainly(value: Any) -> Any:

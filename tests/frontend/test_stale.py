@@ -194,6 +194,54 @@ def test_a_class_and_its_functions_are_followed() -> None:
     apply(step, lambda v: Model.f(v) * model.rate, lambda: setattr(Model, "rate", 8.0))
 
 
+class Level:
+    """Answers by what it holds, which its class alone knows."""
+
+    def __init__(self, height: int) -> None:
+        self.height = height
+
+    def __bool__(self) -> bool:
+        return self.height > 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Level) and self.height == other.height
+
+    def __lt__(self, other: Level) -> bool:
+        return self.height < other.height
+
+    def __contains__(self, height: int) -> bool:
+        return height <= self.height
+
+
+class Shelf:
+    def __init__(self) -> None:
+        self.books: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.books)
+
+
+@pytest.mark.parametrize("asked", ["LEVEL", "not LEVEL", "LEVEL == TOP", "LEVEL != TOP",
+                                   "LEVEL < TOP", "2 in LEVEL", "2 not in LEVEL", "SHELF",
+                                   "LEVEL and SHELF"])  # fmt: skip
+def test_what_methods_of_objects_answer_is_followed(asked: str, tmp_path: Path) -> None:
+    text = (
+        "def kernel(x):\n    for i in range(x.shape[0]):\n"
+        f"        x[i] = 1.0 if {asked} else 2.0\n        if {asked}:\n            x[i] += 4.0\n"
+    )
+    (tmp_path / "asking.py").write_text(text)
+    scope: dict[str, Any] = {"LEVEL": Level(0), "TOP": Level(2), "SHELF": Shelf()}
+    exec(compile(text, str(tmp_path / "asking.py"), "exec"), scope)
+    kernel = weft.kernel(scope["kernel"])
+    for height, books in ((0, 0), (1, 1), (2, 0), (0, 1), (3, 2)):
+        scope["LEVEL"].height, scope["SHELF"].books[:] = height, range(books)
+        for _ in range(2):
+            found, expected = torch.zeros(2), torch.zeros(2)
+            kernel(found)
+            kernel.function(expected)
+            assert torch.equal(found, expected)
+
+
 def test_builtins_that_torch_replaces_while_it_exports(monkeypatch: pytest.MonkeyPatch) -> None:
     @weft.kernel
     def clipped(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

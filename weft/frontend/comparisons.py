@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 from typing import Any
 
@@ -37,12 +38,14 @@ from weft.frontend.kinds import (
     is_complex,
 )
 from weft.frontend.names import is_known_module, root_name
+from weft.frontend.scope import answered
 from weft.source import children, subtree
 
 COMPARE: dict[type, str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
 }  # fmt: skip
 _STRICT = {"<": ast.Lt(), ">": ast.Gt()}
+_METHODS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 _ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
@@ -189,7 +192,9 @@ def _comparison(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span
                 help="`is None` and strings are for compile-time values, as weft.template() makes",
             )  # fmt: skip
     if isinstance(left, Static) and isinstance(right, Static):
-        return Static(bool(_static_compare(symbol, left.value, right.value, span)))
+        pair = left.value, right.value
+        ask = functools.partial(_static_compare, symbol, *pair, span)
+        return Static(answered(cx.guards, ask, pair, _METHODS))
     return _numbers(cx, symbol, cx.read_number(left, span), cx.read_number(right, span), span)
 
 
@@ -214,7 +219,9 @@ def _membership(cx: Lowering, op: ast.cmpop, left: Operand, right: Operand, span
             and hasattr(right.value, "__contains__")
         ):
             try:
-                found = left.value in right.value
+                whole, key = right.value, left.value
+                ask = functools.partial(operator.contains, whole, key)
+                found = answered(cx.guards, ask, [whole], ("__contains__", "__iter__"))
             except (TypeError, ValueError) as error:
                 raise KernelTypeError(f"`in`: {error}", span,
                                       help="compare values of one kind") from None  # fmt: skip

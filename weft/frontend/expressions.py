@@ -52,7 +52,7 @@ from weft.frontend.kinds import (
 )
 from weft.frontend.names import dotted, is_known_module
 from weft.frontend.room import roomy
-from weft.frontend.scope import ABSENT, Guard, assigning, place_of
+from weft.frontend.scope import ABSENT, Guard, answered, assigning, place_of
 from weft.frontend.specs import vector_entries
 from weft.ir.core import Block, Op, Value
 from weft.lang import absent, names
@@ -408,7 +408,8 @@ def test(cx: Lowering, node: ast.expr) -> Static | Scalar:
     if named.has_members(x) and (found := named.truth(cx, x, span)) is not None:
         x = found
     if isinstance(x, Static):
-        return Static(bool(x.value))
+        value = x.value
+        return Static(answered(cx.guards, lambda: value, [value], ("__bool__", "__len__")))
     if isinstance(x, Tup):
         return Static(bool(x.items))
     if isinstance(x, Vec):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field
+from enum import Enum
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
@@ -19,7 +20,7 @@ from weft.frontend.specs import constant_key
 from weft.lang import names
 from weft.lang.elements import Elementwise
 from weft.source import FunctionSource, Known, Span, children, known_of, subtree
-from weft.values import mutable
+from weft.values import frozen, mutable
 
 ABSENT: Any = object()  # what a guard reads where there is nothing
 OF = "()"  # in a ``Static.key``: what follows is a variable from around a function, or a default
@@ -65,6 +66,31 @@ class Guard:
     def holds(self) -> bool:
         now = self.read()
         return (now is self.value and self.by_identity) or constant_key(now) == self.key
+
+
+@frozen
+class Asked:
+    """What is the owner of a guard on what methods of Python's say of objects, by ``answer``."""
+
+    ask: Callable[[], Any]
+
+    @property
+    def answer(self) -> bool:
+        return bool(self.ask())
+
+
+def answered(
+    guards: list[Guard], ask: Callable[[], Any], values: Sequence[Any], methods: Sequence[str]
+) -> bool:
+    """What ``ask`` says of ``values``, whether they are true or equal, say: held by a guard where
+    the class of one has such a method that is written in Python, whose answer may change."""
+    asked = Asked(ask)
+    found = asked.answer
+    kinds = [type(value) for value in values if not isinstance(value, Enum)]
+    if any(isinstance(inspect.getattr_static(k, m, None), FunctionType)
+           for k in kinds for m in methods):  # fmt: skip
+        guards.append(Guard(asked, "answer", found))
+    return found
 
 
 def place_of(owner: Any, key: tuple[Any, ...], name: str) -> tuple[Any, ...]:

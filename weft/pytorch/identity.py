@@ -32,6 +32,8 @@ from weft.source import FunctionSource, children, codes, read_function
 # Types of values that the host part may take from around it and turn into a size or a dtype.
 # Not float: sizes are seldom made of one, and a number that changes at each step often is one.
 DECIDING = (bool, int, str, type(None), torch.dtype, torch.device, DType)
+_DECISIVE = (*DECIDING, enum.Enum)
+_MOST_ITEMS = 256  # of a list: Dynamo has a guard for each
 
 
 # Builtins that give plain values, whatever they are given.
@@ -93,15 +95,99 @@ def chains(tree: ast.AST, leave: frozenset[ast.AST] = frozenset()) -> Iterator[a
 def deciding(
     function: Callable[..., Any], tree: ast.FunctionDef, loops: frozenset[ast.AST]
 ) -> Callable[[], tuple[Any, ...]]:
-    """Gives what the host part of ``function`` takes from around it that may decide on sizes and
-    dtypes. Dynamo, which can trace the call, puts guards on these values. It has their
-    ``names``."""
-    scope = Scope.of(function)
-    names = _around(function, tree, loops)
-    found = dict.fromkeys(dotted(c) for c in names if isinstance(scope.resolve(c), DECIDING))
-    made = _reading(function, [f"__decisive__({name})" for name in found])
-    made.names = tuple(found)
-    return made
+    """Gives what the host part of ``function``, and the functions that it calls, take from around
+    them that may decide on sizes and dtypes. Dynamo, which can trace the call, puts guards on these
+    values. It has their ``names``."""
+    parts = _parts(function, tree, loops)
+    readings = [_reading(f, [f"__decisive__({text})" for text in found]) for f, _, found in parts]
+
+    def made() -> tuple[Any, ...]:
+        values: tuple[Any, ...] = ()
+        for reading in readings:
+            values += reading()
+        return values
+
+    named: Any = made
+    named.names = tuple(f"{label}{text}" for _, label, found in parts for text in found)
+    return named
+
+
+def _parts(
+    function: Callable[..., Any], tree: ast.FunctionDef, loops: frozenset[ast.AST]
+) -> list[tuple[Callable[..., Any], str, list[str]]]:
+    """``function``, and the functions and kernels that it calls, each with the name of what finds
+    it and the places that it reads (see ``deciding``)."""
+    left, found = [(function, tree, loops, "")], []
+    done = {function}
+    for f, own, leave, label in left:
+        places = _places(f, own, leave)
+        texts = [text for text, value in places.items() if _decides(value)]
+        for text, value in places.items():
+            kernel = value if hasattr(type(value), "launchers") else None
+            called = value if kernel is None else kernel.function
+            if not isinstance(called, types.FunctionType) or not _is_reached(called, function):
+                continue
+            if kernel is None:
+                texts += [f"{text}.{name}" for name in ("__defaults__", "__kwdefaults__")
+                          if _decides(getattr(called, name))]  # fmt: skip
+            if called in done:
+                continue
+            done.add(called)
+            try:
+                inner = (read_function(called) if kernel is None else kernel.source).tree
+            except (SourceUnavailableError, SyntaxError):
+                continue  # made by ``exec``: what it reads shows nowhere
+            regions = () if kernel is None else kernel.parts.regions
+            left.append((called, inner, frozenset(r.node for r in regions), f"{label}{text}: "))
+        found.append((f, label, texts))
+    return found
+
+
+def _is_reached(value: types.FunctionType, kernel: Callable[..., Any]) -> bool:
+    """Whether it is a function of a user's whose globals Dynamo finds."""
+    own = value.__globals__ is kernel.__globals__ or is_imported(value)
+    return own and (value.__module__ or "").partition(".")[0] not in KNOWN_MODULES
+
+
+def _places(
+    function: Callable[..., Any], tree: ast.AST, leave: frozenset[ast.AST]
+) -> dict[str, Any]:
+    """What the text of ``tree`` reads around ``function``, by its place: dotted names, items whose
+    keys are constants there (``sizes["n"]``, ``sizes.get("n")``), lengths of dicts and sets."""
+    scope, found = Scope.of(function), dict[str, Any]()
+    names = {*function.__code__.co_freevars, *_global_names(function.__code__)}
+    for chain in _around(function, tree, leave):
+        found[dotted(chain)] = scope.resolve(chain)
+        while isinstance(chain, ast.Attribute):
+            chain = chain.value
+            if isinstance(value := scope.resolve(chain), enum.Enum):  # ``mode.value``
+                found[dotted(chain)] = value
+    left = children(tree)
+    for node in left:
+        if node in leave:
+            continue
+        left += children(node)
+        match node:
+            case ast.Subscript(value=of, slice=ast.Constant(value=key), ctx=ast.Load()):
+                text = f"[{key!r}]"
+            case ast.Call(func=ast.Attribute(value=of, attr="get"), args=[ast.Constant(key), *_]):
+                text = f".get({key!r})"
+            case ast.Call(func=ast.Name(id="len"), args=[of]):
+                text, key = "", None
+            case _:
+                continue
+        base = scope.resolve(of) if root_name(of) in names else MISSING
+        if not text and isinstance(base, dict | set | frozenset):
+            found[f"len({dotted(of)})"] = len(base)
+        elif text and type(base) is dict and (key in base or "get" in text):
+            found[dotted(of) + text] = base.get(key)
+    return found
+
+
+def _decides(value: Any) -> bool:
+    """Whether it is such a value, or a short list of them."""
+    items = value if isinstance(value, list | tuple) else [value]
+    return 0 < len(items) <= _MOST_ITEMS and all(isinstance(v, _DECISIVE) for v in items)
 
 
 def watching(function: Callable[..., Any], tree: ast.FunctionDef) -> Callable[[], tuple[Any, ...]]:
@@ -174,11 +260,17 @@ def _attribute(scope: Scope, node: ast.expr) -> Any:
 
 
 def _reading(function: Callable[..., Any], items: Sequence[str]) -> Any:
-    """A function of the same variables around it that gives the values of ``items``."""
+    """A function of the same variables around it that gives the values of ``items``; of those that
+    are not there any more, which a branch of ``function`` may know, a text."""
     free = function.__code__.co_freevars
+    each = "".join(
+        f"  try: v{k} = {item}\n"
+        f"  except (AttributeError, LookupError, NameError, TypeError): v{k} = 'absent'\n"
+        for k, item in enumerate(items)
+    )
     outer = (
-        f"def outer({', '.join((*free, '__decisive__'))}):\n"
-        f" def reading(): return ({''.join(f'{item}, ' for item in items)})\n"
+        f"def outer({', '.join((*free, '__decisive__'))}):\n def reading():\n{each}"
+        f"  return ({''.join(f'v{k}, ' for k in range(len(items)))})\n"
     )
     made = compile(outer, "<weft reading>", "exec")
     inner = next(code for code in codes(made) if code.co_name == "reading")
@@ -190,7 +282,11 @@ def _reading(function: Callable[..., Any], items: Sequence[str]) -> Any:
 def decisive(value: Any) -> Any:
     """What of ``value`` a graph is made for, as what Dynamo takes for a constant: where it is of
     none of these types any more (a float, an object that was None), its type."""
-    return plainly(value) if isinstance(value, DECIDING) else type(value).__name__
+    if isinstance(value, list | tuple):
+        return tuple([decisive(v) for v in value])
+    if isinstance(value, dict):
+        return tuple([(key, decisive(v)) for key, v in value.items()])
+    return plainly(value) if isinstance(value, _DECISIVE) else type(value).__name__
 
 
 def plainly(value: Any) -> Any:

@@ -8,13 +8,16 @@ never silently another number.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from random import Random
 
 import torch
+from torch.func import grad, jvp, vmap
 
 import weft
 from tests.fuzz.check import function
-from weft.errors import CompileError, RaceError
+from tests.fuzz.graphs import function_of_module
+from weft.errors import CompileError, RaceError, WeftError
 from weft.runtime.overlap import OverlapWarning
 
 PLACES = ("i", "i", "i", "i + 1", "i - 1", "n - 1 - i", "i // 2", "2 * i", "0")
@@ -98,4 +101,82 @@ def check(random: Random) -> str:
         torch.testing.assert_close(
             b, a, rtol=1e-5, atol=1e-5, equal_nan=True, msg=f"{drawn}\n{views}\n{base}\n{a}\n{b}"
         )
+    return "compared"
+
+
+STEP = 1e-6
+PARTS = (
+    ("{0}[:3]", "{0}[3:6]", "{0}[6:]"), ("{0}[::3]", "{0}[1::3]", "{0}[2::3]"),
+    ("{0}.view(3, 3)[1]", "{0}[6:]", "{0}.clone()"), ("{0}", "{0}[2:5]", "{0}.view(3, 3).t()[2]"),
+)  # fmt: skip
+
+
+def text_of_parts(random: Random) -> str:
+    """A kernel of ``a``, ``b`` and ``c``, whose iterations write to what they have for themselves,
+    for three elements of each."""
+
+    def value(depth: int) -> str:
+        if not depth or random.random() < 0.3:
+            place = random.choice(("i", "i", "2 - i", "1"))
+            return random.choice(["a[i]", f"b[{place}]", f"c[{place}]"])
+        return f"({value(depth - 1)} {random.choice('+-*')} 0.5 * {value(depth - 1)})"
+
+    writes = [f"        a[i] {random.choice(('=', '+=', '*='))} {value(2)}"
+              for _ in range(random.randint(1, 2))]  # fmt: skip
+    if random.random() < 0.2:
+        writes.append(f"        b[i] += {value(1)}")
+    return "\n".join(["def kernel(a, b, c):", "    for i in range(3):", *writes, ""])
+
+
+def check_derivatives(random: Random) -> str:
+    """Derivatives of what a kernel does to parts of one tensor, under PyTorch's transforms, are
+    differences of the undecorated Python. Gives what ``check`` gives."""
+    drawn = text_of_parts(random)
+    plain = function_of_module(drawn, torch.ones(1))
+    kernel = weft.kernel(plain)
+    views = random.sample(random.choice(PARTS), k=3)
+    generator = torch.Generator().manual_seed(random.randrange(1 << 30))
+    base, along = torch.randn((2, 2, 9), generator=generator, dtype=torch.float64)
+
+    def of(run: Callable[..., object], x: torch.Tensor) -> torch.Tensor:
+        y = x * 1.0
+        run(*(eval(view.format("t"), {"t": y}) for view in views))
+        return torch.sin(y)
+
+    def one(x: torch.Tensor) -> torch.Tensor:
+        return of(kernel, x)
+
+    def tangent(x: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+        return jvp(one, (x,), (d,))[1]
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        return one(x).sum()
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        leaf = x.clone().requires_grad_()
+        return torch.autograd.grad(total(leaf), leaf)[0]
+
+    low, high = (torch.stack([of(plain, x + h * d) for x, d in zip(base, along, strict=True)])
+                 for h in (-STEP, STEP))  # fmt: skip
+    wanted = (high - low) / (2 * STEP)
+    pairs = [*zip(base, along, strict=True)]
+    ways: dict[str, Callable[[], torch.Tensor]] = {
+        "jvp": lambda: torch.stack([tangent(x, d) for x, d in pairs]),
+        "vmap of jvp": lambda: vmap(tangent)(base, along),
+        "jvp of vmap": lambda: jvp(vmap(one), (base,), (along,))[1],
+        "autograd": lambda: torch.stack([(gradient(x) * d).sum() for x, d in pairs]),
+        "grad": lambda: torch.stack([(grad(total)(x) * d).sum() for x, d in pairs]),
+        "vmap of grad": lambda: (vmap(grad(total))(base) * along).sum(1),
+        "grad of vmap": lambda: (grad(lambda x: vmap(total)(x).sum())(base) * along).sum(1),
+    }
+    way = random.choice([*ways])
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", OverlapWarning)
+            found = ways[way]()
+    except WeftError:
+        return "refused"
+    wanted = wanted if found.dim() == 2 else wanted.sum(1)
+    message = f"{way}\n{drawn}\n{views}\n{base}\n{wanted}\n{found}"
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5, msg=message)
     return "compared"

@@ -16,6 +16,7 @@ from tests.fuzz import conditions
 from tests.fuzz.gradients import check_gradients, check_recurrences, check_second
 from tests.fuzz.graphs import check_graphs
 from tests.fuzz.histories import check_history
+from tests.fuzz.overlaps import check_derivatives
 from tests.fuzz.results import check_results
 from tests.fuzz.special import check_special
 from tests.fuzz.ties import check_ties
@@ -115,3 +116,10 @@ def test_derivatives_at_special_numbers_are_those_of_torch(part: int) -> None:
 def test_gradients_of_some_results_are_those_of_all_with_zeros(part: int) -> None:
     count = max(COUNT // 4 // FEWER, 6)
     assert outcomes(check_results, count)["compared"] == count
+
+
+@pytest.mark.parametrize("part", range(FEWER))
+@pytest.mark.slow
+def test_derivatives_of_writes_to_parts_are_differences_of_the_python(part: int) -> None:
+    count = max(COUNT // 4 // FEWER, 12)
+    assert outcomes(check_derivatives, count)["compared"] > 0.25 * count

@@ -266,3 +266,88 @@ def test_a_view_that_torch_follows_no_writes_to_stays_as_it_was(how):
     with pytest.raises(GradientError, match=r"`out` is .* the loop writes to it, and a gradient"):
         squared_into(x, view)
     assert torch.equal(view, before)
+
+
+@weft.kernel
+def products_into(out: torch.Tensor, x: torch.Tensor, beside: list[torch.Tensor]) -> None:
+    for i in range(out.shape[0]):
+        out[i] += x[i] * beside[0][i]
+
+
+def of_parts(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1.0
+    products_into(y[0:2], y[2:4], [y[4:6]])  # views of one tensor, which have nothing in common
+    return (y * y).sum()
+
+
+def of_parts_plain(x: torch.Tensor) -> torch.Tensor:
+    return ((x[0:2] + x[2:4] * x[4:6]) ** 2).sum() + (x[2:] ** 2).sum()
+
+
+def of_shifted(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1.0
+    products_into(y[1:], y[:-1], [x])  # each element follows from the one before
+    return (y * y).sum()
+
+
+def of_one(f, x):
+    return torch.func.grad(f)(x[0])
+
+
+def tangents_of_one(f, x):
+    return torch.func.jvp(f, (x[0],), (x[1],))[1]
+
+
+def gradients_of_samples(f, x):
+    return torch.vmap(torch.func.grad(f))(x)
+
+
+def gradients_of_a_batch(f, x):
+    return torch.func.grad(lambda x: torch.vmap(f)(x).sum())(x)
+
+
+def tangents_of_samples(f, x):
+    return torch.vmap(lambda x: torch.func.jvp(f, (x,), (x + 1,))[1])(x)
+
+
+def tangents_of_a_batch(f, x):
+    return torch.func.jvp(torch.vmap(f), (x,), (x + 1,))[1]
+
+
+def hessian(f, x):
+    return torch.func.hessian(f)(x[0])
+
+
+TRANSFORMS = [of_one, tangents_of_one, gradients_of_samples, gradients_of_a_batch,
+              tangents_of_samples, tangents_of_a_batch, hessian]  # fmt: skip
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms_of_writes_to_a_part_of_what_is_read(transform):
+    """Torch could not say of a transform's views where they lie, and took what the gradient keeps
+    for changed."""
+    x = torch.randn(3, 6, dtype=torch.float64)
+    torch.testing.assert_close(transform(of_parts, x), transform(of_parts_plain, x))
+
+
+def test_a_compiled_gradient_of_writes_to_a_part_of_what_is_read():
+    x = torch.randn(6, dtype=torch.float64, requires_grad=True)
+    for transform in (torch.func.grad, lambda f: lambda x: torch.autograd.grad(f(x), x)[0]):
+        torch._dynamo.reset()
+        found = transform(torch.compile(of_parts, backend="aot_eager"))(x)
+        torch.testing.assert_close(found, transform(of_parts_plain)(x))
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms_of_writes_to_what_is_read(transform):
+    """The tangents of a batch were those of what was there before."""
+    x = torch.randn(3, 6, dtype=torch.float64)
+    with pytest.raises(GradientError, match="is also read or written through another argument"):
+        transform(of_shifted, x)
+
+
+def test_compiled_tangents_of_a_batch_that_writes_to_what_is_read():
+    x = torch.randn(3, 6, dtype=torch.float64)
+    compiled = torch.compile(lambda x: tangents_of_a_batch(of_shifted, x), backend="aot_eager")
+    with pytest.raises(RuntimeError, match="is also read or written through another argument"):
+        compiled(x)

@@ -55,9 +55,14 @@ def levels_of(*values: Any) -> set[int]:
 
 def storage(tensor: torch.Tensor) -> int:
     """What tells the memory of ``tensor``, a batch maybe, from others'."""
-    while is_batched(tensor):
-        tensor = _functorch.get_unwrapped(tensor)
-    return tensor.untyped_storage()._cdata
+    return innermost(tensor).untyped_storage()._cdata
+
+
+def innermost(value: torch.Tensor) -> torch.Tensor:
+    """The tensor of no transform that ``value`` is, whose memory it has."""
+    while _functorch.is_functorch_wrapped_tensor(value):
+        value = _functorch.get_unwrapped(value)
+    return value
 
 
 def wrapped(tensor: torch.Tensor, levels: Sequence[int]) -> torch.Tensor:

@@ -27,7 +27,7 @@ from weft.frontend.returns import Returned, is_plain
 from weft.frontend.split import HostPart, Region, RegionArg
 from weft.lang.random import KEY, read_key
 from weft.pytorch.ambient import Ambient
-from weft.pytorch.batches import is_transformed, levels_of, no_samples
+from weft.pytorch.batches import innermost, is_transformed, levels_of, no_samples, storage
 from weft.pytorch.changing import CHANGING
 from weft.pytorch.forward_level import is_open
 from weft.pytorch.identity import is_imported
@@ -199,12 +199,52 @@ def _keep(ctx: Any, inputs: tuple[torch.Tensor, Sequence[torch.Tensor]], output:
 copied.register_autograd(lambda ctx, grad: (grad, [None] * ctx.beside), setup_context=_keep)
 
 
+def _refuse_shared(x: torch.Tensor, beside: Sequence[torch.Tensor]) -> torch.Tensor:
+    if any(fakes_share(x, other) for other in beside):
+        raise GradientError(_SHARED[0], None, help=_SHARED[1])
+    return x.new_empty(0)
+
+
+_LIBRARY = torch.library.Library("weft_graphs", "FRAGMENT")
+_LIBRARY.define(
+    "apart(Tensor x, Tensor[] beside) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+)  # fmt: skip
+_LIBRARY.impl("apart", lambda x, beside: x.new_empty(0), "CompositeExplicitAutograd")
+_LIBRARY.impl("apart", torch.library.fallthrough_kernel, "Autograd")
+torch.library.register_fake("weft_graphs::apart", _refuse_shared, lib=_LIBRARY)
+
+# An error where a graph is made (which drops it then) if ``x`` has an element in common with those
+# ``beside`` it. Views of a batch do not say what they are of, but their memory does.
+_check = torch.ops.weft_graphs.apart.default
+torch.library.register_vmap(
+    "weft_graphs::apart", lambda info, dims, x, beside: (_check(x, beside), None), lib=_LIBRARY
+)
+
+
 def _in_common(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether they may be views of one tensor that have an element in common. Dynamo traces this,
     which knows no offsets."""
-    if _whole(one) is not _whole(other):
+    if not _of_one(one, other):
         return False
-    return torch.compiler.is_dynamo_compiling() or fakes_share(one, other)
+    traced = torch.compiler.is_dynamo_compiling()
+    return traced or fakes_share(innermost(one), innermost(other))
+
+
+def _of_one(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether they are views of one tensor. Views of a batch do not say so."""
+    if not torch.compiler.is_dynamo_compiling() and is_transformed():
+        return storage(one) == storage(other)
+    return _whole(one) is _whole(other)
+
+
+def _kept(value: Any, written: Sequence[torch.Tensor], inside: bool) -> Any:
+    """An argument that is read, or a copy where it is a view of one that is written: torch takes
+    all of that for changed."""
+    if isinstance(value, list | tuple):
+        return [_kept(v, written, inside) for v in value]
+    if not isinstance(value, torch.Tensor) or not any(_of_one(value, w) for w in written):
+        return value
+    return value.clone() if inside else copied(value, [])
 
 
 def _whole(value: torch.Tensor) -> torch.Tensor:
@@ -290,6 +330,7 @@ class TracedLoop:
                     if isinstance(v, torch.Tensor)] if role != "c" else []
                    for value, role in zip(args, self.roles, strict=True)]  # fmt: skip
         self._check_apart(tensors, operators.given, inside)
+        written = [v for k, own in enumerate(tensors) if operators.given[k] == "r" for v in own]
         values: list[Any] = []
         for k, (value, role) in enumerate(zip(args, self.roles, strict=True)):
             back = operators.given[k]
@@ -305,7 +346,7 @@ class TracedLoop:
             elif wanted and self.overwritten[k] == "y" and isinstance(value, torch.Tensor):
                 values.append(value.clone() if inside else copied(value, []))
             elif role != "c":
-                values.append(value)
+                values.append(_kept(value, written, inside) if written else value)
         found = operators.traced(tuple(values), {})
         outs = [] if found is None else list(found) if isinstance(found, tuple) else [found]
         for k, role in enumerate(operators.given):
@@ -337,6 +378,8 @@ class TracedLoop:
                     if traced:
                         raise TypeError(self.shared)
                     raise GradientError(_SHARED[0], self.span, help=_SHARED[1])
+                if traced and inside:
+                    _check(value, others)
 
     def _check_samples(self, k: int, new: torch.Tensor, args: Sequence[Any]) -> None:
         """Refuses ``new`` of samples for the argument ``k``, which has none."""

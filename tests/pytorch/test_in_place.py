@@ -331,6 +331,9 @@ def test_transforms_of_writes_to_a_part_of_what_is_read(transform):
 
 
 def test_a_compiled_gradient_of_writes_to_a_part_of_what_is_read():
+    batch = torch.randn(3, 6, dtype=torch.float64)
+    compiled = torch.compile(lambda x: gradients_of_a_batch(of_parts, x), backend="aot_eager")
+    torch.testing.assert_close(compiled(batch), gradients_of_a_batch(of_parts_plain, batch))
     x = torch.randn(6, dtype=torch.float64, requires_grad=True)
     for transform in (torch.func.grad, lambda f: lambda x: torch.autograd.grad(f(x), x)[0]):
         torch._dynamo.reset()

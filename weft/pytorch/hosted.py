@@ -239,10 +239,13 @@ def _of_one(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _kept(value: Any, written: Sequence[torch.Tensor], inside: bool) -> Any:
     """An argument that is read, or a copy where it is a view of one that is written: torch takes
-    all of that for changed."""
+    all of that for changed. Of a transform's views, Dynamo does not know."""
     if isinstance(value, list | tuple):
         return [_kept(v, written, inside) for v in value]
-    if not isinstance(value, torch.Tensor) or not any(_of_one(value, w) for w in written):
+    unknown = inside and torch.compiler.is_dynamo_compiling()
+    if not isinstance(value, torch.Tensor) or not (
+        unknown or any(_of_one(value, w) for w in written)
+    ):
         return value
     return value.clone() if inside else copied(value, [])
 

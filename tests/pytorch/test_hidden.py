@@ -177,7 +177,9 @@ def test_they_are_refused_by_graphs(kernel: Any, needs: bool) -> None:
 
 
 @pytest.mark.parametrize("needs", [False, True])
-@pytest.mark.parametrize("kernel", [named, by_local, by_sum])
+@pytest.mark.parametrize(
+    "kernel", [named, by_dict_of_object, *(k for k in GRAPHS if k is not by_lambda)]
+)
 def test_graphs_notice_that_one_needs_a_derivative(kernel: Any, needs: bool) -> None:
     """A layer that is trained from some step on: it was a constant of the graph."""
     torch._dynamo.reset()
@@ -314,3 +316,12 @@ def test_what_a_transform_in_a_graph_makes_is_its_own(way: str, backend: str) ->
     transform = IN_GRAPHS[way]
     found = torch.compile(lambda x, y: transform(of_found_number, x, y), backend=backend)(x, y)
     torch.testing.assert_close(found, transform(lambda x, y: (2 * x) ** 2 * y * x, x, y))
+
+
+def test_a_kernel_that_calls_one_which_reads_a_tensor_around_it() -> None:
+    """`out` is on meta and `W` on cpu, where an argument needs a gradient."""
+    torch._dynamo.reset()
+    x = torch.ones(3, requires_grad=True)
+    out = torch.compile(by_kernel, backend="aot_eager", fullgraph=True)(x)
+    (found,) = torch.autograd.grad(out.sum(), x)
+    assert out.tolist() == found.tolist() == [2.0] * 3

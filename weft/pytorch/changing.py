@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from weft.lang.dtypes import DType, from_torch
-from weft.pytorch.identity import plainly
+from weft.pytorch.guarded import plainly
 
 CHANGING = "Changing"  # the type of such a parameter, where others have a schema type
 

@@ -23,7 +23,8 @@ from weft.pytorch.batches import storage
 from weft.pytorch.changing import Unknown
 from weft.pytorch.fake import loose_spec
 from weft.pytorch.fusion import Facts, Fusion, Opaque, Probe, Tensor, prepared
-from weft.pytorch.identity import DECIDING, chains
+from weft.pytorch.guarded import DECIDING
+from weft.pytorch.identity import chains
 from weft.runtime.backing import is_backed
 from weft.runtime.launch import KernelLike, Launcher, empty_results, one_or_all
 from weft.runtime.signature import come_apart

@@ -11,11 +11,10 @@ import ast
 import enum
 import functools
 import hashlib
-import itertools
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,6 @@ from weft.frontend.names import KNOWN_MODULES, MISSING, Scope, dotted, root_name
 from weft.lang.dtypes import DType
 from weft.settings import deep
 from weft.source import FunctionSource, children, codes, read_function
-
-# Types of values that the host part may take from around it and turn into a size or a dtype.
-# Not float: sizes are seldom made of one, and a number that changes at each step often is one.
-DECIDING = (bool, int, str, type(None), torch.dtype, torch.device, DType)
-_DECISIVE = (*DECIDING, enum.Enum)
-_MOST_ITEMS = 256  # of a list: Dynamo has a guard for each
-
 
 # Builtins that give plain values, whatever they are given.
 _PLAIN = (len, range, int, float, bool, complex, str, abs, min, max, round, divmod, pow, sum, tuple,
@@ -92,119 +84,6 @@ def chains(tree: ast.AST, leave: frozenset[ast.AST] = frozenset()) -> Iterator[a
             left += children(child)[::-1]
 
 
-def deciding(
-    function: Callable[..., Any], tree: ast.FunctionDef, loops: frozenset[ast.AST]
-) -> Callable[[], tuple[Any, ...]]:
-    """Gives what the host part of ``function``, and the functions that it calls, take from around
-    them that may decide on sizes and dtypes. Dynamo, which can trace the call, puts guards on these
-    values. It has their ``names``."""
-    parts = _parts(function, tree, loops)
-    readings = [_reading(f, [f"__decisive__({text})" for text in found]) for f, _, found in parts]
-
-    def made() -> tuple[Any, ...]:
-        values: tuple[Any, ...] = ()
-        for reading in readings:
-            values += reading()
-        return values
-
-    named: Any = made
-    named.names = tuple(f"{label}{text}" for _, label, found in parts for text in found)
-    return named
-
-
-def _parts(
-    function: Callable[..., Any], tree: ast.FunctionDef, loops: frozenset[ast.AST]
-) -> list[tuple[Callable[..., Any], str, list[str]]]:
-    """``function``, and the functions and kernels that it calls, each with the name of what finds
-    it and the places that it reads (see ``deciding``)."""
-    left, found = [(function, tree, loops, "")], []
-    done = {function}
-    for f, own, leave, label in left:
-        places = _places(f, own, leave)
-        texts = [text for text, value in places.items() if _decides(value)]
-        for text, value in places.items():
-            kernel = value if hasattr(type(value), "launchers") else None
-            called = value if kernel is None else kernel.function
-            if not isinstance(called, types.FunctionType) or not _is_reached(called, function):
-                continue
-            if kernel is None:
-                texts += [f"{text}.{name}" for name in ("__defaults__", "__kwdefaults__")
-                          if _decides(getattr(called, name))]  # fmt: skip
-            if called in done:
-                continue
-            done.add(called)
-            try:
-                inner = (read_function(called) if kernel is None else kernel.source).tree
-            except (SourceUnavailableError, SyntaxError):
-                continue  # made by ``exec``: what it reads shows nowhere
-            regions = () if kernel is None else kernel.parts.regions
-            left.append((called, inner, frozenset(r.node for r in regions), f"{label}{text}: "))
-        found.append((f, label, texts))
-    return found
-
-
-def _is_reached(value: types.FunctionType, kernel: Callable[..., Any]) -> bool:
-    """Whether it is a function of a user's whose globals Dynamo finds."""
-    own = value.__globals__ is kernel.__globals__ or is_imported(value)
-    return own and (value.__module__ or "").partition(".")[0] not in KNOWN_MODULES
-
-
-def _places(
-    function: Callable[..., Any], tree: ast.AST, leave: frozenset[ast.AST]
-) -> dict[str, Any]:
-    """What the text of ``tree`` reads around ``function``, by its place: dotted names, items whose
-    keys are constants there (``sizes["n"]``, ``sizes.get("n")``), lengths of dicts and sets."""
-    scope, found = Scope.of(function), dict[str, Any]()
-    names = {*function.__code__.co_freevars, *_global_names(function.__code__)}
-    for chain in _around(function, tree, leave):
-        found[dotted(chain)] = scope.resolve(chain)
-        while isinstance(chain, ast.Attribute):
-            chain = chain.value
-            if isinstance(value := scope.resolve(chain), enum.Enum):  # ``mode.value``
-                found[dotted(chain)] = value
-    left = children(tree)
-    for node in left:
-        if node in leave:
-            continue
-        left += children(node)
-        match node:
-            case ast.Subscript(value=of, slice=ast.Constant(value=key), ctx=ast.Load()):
-                text = f"[{key!r}]"
-            case ast.Call(func=ast.Attribute(value=of, attr="get"), args=[ast.Constant(key), *_]):
-                text = f".get({key!r})"
-            case ast.Call(func=ast.Name(id="len"), args=[of]):
-                text, key = "", None
-            case _:
-                continue
-        base = scope.resolve(of) if root_name(of) in names else MISSING
-        if not text and isinstance(base, dict | set | frozenset):
-            found[f"len({dotted(of)})"] = len(base)
-        elif text and type(base) is dict and (key in base or "get" in text):
-            found[dotted(of) + text] = base.get(key)
-    return found
-
-
-def _decides(value: Any) -> bool:
-    """Whether it is such a value, or a short list of them."""
-    items = value if isinstance(value, list | tuple) else [value]
-    return 0 < len(items) <= _MOST_ITEMS and all(isinstance(v, _DECISIVE) for v in items)
-
-
-def watching(function: Callable[..., Any], tree: ast.FunctionDef) -> Callable[[], tuple[Any, ...]]:
-    """Gives which tensors ``function`` takes from around it that need a derivative: as they are no
-    arguments, a graph is refused then, and where Dynamo traces the call, it has guards for that."""
-    if not is_imported(function):
-        return lambda: ()
-    scope = Scope.of(function)
-    found = dict[str, None]()
-    for chain in _around(function, tree):
-        while isinstance(chain, ast.Attribute | ast.Name):
-            if type(_attribute(scope, chain)) in (torch.Tensor, torch.nn.Parameter):
-                found[dotted(chain)] = None
-            chain = chain.value if isinstance(chain, ast.Attribute) else None
-    return _reading(function, [f"{name}.requires_grad" for name in found])
-
-
 def makes_tensors(
     function: Callable[..., Any], tree: ast.FunctionDef, loops: frozenset[ast.AST]
 ) -> bool:
@@ -239,62 +118,7 @@ def is_imported(function: Callable[..., Any]) -> bool:
     return module is not None and vars(module) is function.__globals__
 
 
-def _around(
-    function: Callable[..., Any], tree: ast.AST, leave: frozenset[ast.AST] = frozenset()
-) -> list[ast.expr]:
-    """The chains of ``tree`` that begin around ``function``."""
-    code = function.__code__
-    names = {*code.co_freevars, *_global_names(code)}
-    return [chain for chain in chains(tree, leave) if root_name(chain) in names]
-
-
-def _attribute(scope: Scope, node: ast.expr) -> Any:
-    """The value of a dotted name; modules have their parameters apart."""
-    if isinstance(node, ast.Attribute):
-        base = _attribute(scope, node.value)
-        if isinstance(base, torch.nn.Module):
-            tensors = base.named_parameters(recurse=False), base.named_buffers(recurse=False)
-            members = itertools.chain(*tensors, base.named_children())
-            return next((value for name, value in members if name == node.attr), MISSING)
-    return scope.resolve(node)
-
-
-def _reading(function: Callable[..., Any], items: Sequence[str]) -> Any:
-    """A function of the same variables around it that gives the values of ``items``; of those that
-    are not there any more, which a branch of ``function`` may know, a text."""
-    free = function.__code__.co_freevars
-    each = "".join(
-        f"  try: v{k} = {item}\n"
-        f"  except (AttributeError, LookupError, NameError, TypeError): v{k} = 'absent'\n"
-        for k, item in enumerate(items)
-    )
-    outer = (
-        f"def outer({', '.join((*free, '__decisive__'))}):\n def reading():\n{each}"
-        f"  return ({''.join(f'v{k}, ' for k in range(len(items)))})\n"
-    )
-    made = compile(outer, "<weft reading>", "exec")
-    inner = next(code for code in codes(made) if code.co_name == "reading")
-    own = {**Scope.of(function).cells, "__decisive__": types.CellType(decisive)}
-    cells = tuple(own[name] for name in inner.co_freevars)
-    return types.FunctionType(inner, function.__globals__, closure=cells)
-
-
-def decisive(value: Any) -> Any:
-    """What of ``value`` a graph is made for, as what Dynamo takes for a constant: where it is of
-    none of these types any more (a float, an object that was None), its type."""
-    if isinstance(value, list | tuple):
-        return tuple([decisive(v) for v in value])
-    if isinstance(value, dict):
-        return tuple([(key, decisive(v)) for key, v in value.items()])
-    return plainly(value) if isinstance(value, _DECISIVE) else type(value).__name__
-
-
-def plainly(value: Any) -> Any:
-    """What Dynamo takes for a constant in place of a dtype of weft's."""
-    return value.torch if isinstance(value, DType) else value
-
-
-def _global_names(code: types.CodeType) -> set[str]:
+def global_names(code: types.CodeType) -> set[str]:
     return {name for c in (code, *codes(code)) for name in c.co_names}
 
 
@@ -309,7 +133,7 @@ def _read(function: Callable[..., Any], tree: ast.FunctionDef, found: dict[int, 
         bare.body = tree.body[1:] or [ast.Pass()]
     lines = [ast.unparse(ast.fix_missing_locations(ast.copy_location(bare, tree)))]
     lines.append(_described((function.__defaults__, function.__kwdefaults__), found))
-    around = {*code.co_freevars, *_global_names(code)}
+    around = {*code.co_freevars, *global_names(code)}
     for name, chain in {dotted(c): c for c in chains(tree)}.items():
         root = root_name(chain)
         value = scope.resolve(chain) if root in around else MISSING

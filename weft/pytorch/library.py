@@ -47,16 +47,15 @@ from weft.pytorch.derivative_ops import transformed
 from weft.pytorch.dynamo import changed, finds_globals
 from weft.pytorch.fake import changed_error, hidden_write, no_argument, of_samples
 from weft.pytorch.forward_level import has_dual, is_open
+from weft.pytorch.guarded import deciding, watching
 from weft.pytorch.hidden import captured, check_captured
 from weft.pytorch.identity import (
     chains,
     decided_by,
-    deciding,
     fingerprint,
     makes_tensors,
     may_draw,
     text_of,
-    watching,
 )
 from weft.pytorch.members import Like, MemberKernel, key_of, members_of, reads_of, schema_type
 from weft.pytorch.namespace import in_ascii, is_sharded, namespace_of

@@ -88,7 +88,7 @@ class _Found(abc.ABC, Generic[T]):
         with _disable_current_modes(), torch._C._ForceDispatchKeyGuard(*PLAIN):
             try:
                 return self.find([hollow(v, _hint) for v in inputs], inputs)
-            except RuntimeError:  # torch's: the host part asks for data, or has tensors of a
+            except (RuntimeError, WeftError):  # the host part asks for data, or has tensors of a
                 return self.unknown  # device beside these. What is its own, the call has raised
 
     @abc.abstractmethod

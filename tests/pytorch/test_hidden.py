@@ -182,6 +182,8 @@ def test_they_are_refused_by_graphs(kernel: Any, needs: bool) -> None:
 )
 def test_graphs_notice_that_one_needs_a_derivative(kernel: Any, needs: bool) -> None:
     """A layer that is trained from some step on: it was a constant of the graph."""
+    if kernel in (by_dict, by_dict_of_object) and TorchVersion(torch.__version__) < "2.12":
+        pytest.skip("older Dynamos have no guards for tensors of dicts which no graph holds")
     torch._dynamo.reset()
     x = torch.ones(3, requires_grad=needs)
     compiled = torch.compile(kernel, backend="aot_eager")

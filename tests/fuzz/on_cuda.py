@@ -48,7 +48,7 @@ LOGGED = 30.0  # seconds from one table of a log to the next
 class Form(NamedTuple):
     """Programs of one form, of which ``make fuzz`` draws a part of the number that it is given (of
     "queues" and "staged" none). Those for the CPU alone set what CUDA does not read, run what they
-    compile on an emulated grid, or compile for a GPU themselves."""
+    compile on an emulated grid, compile for a GPU themselves, or compare sizes."""
 
     check: Callable[[Random], Any]
     part: float = 1.0
@@ -59,6 +59,7 @@ def forms(device: str) -> dict[str, Form]:
     """The programs of each form, run against the Python. Imported in processes of their own."""
     from tests.fuzz import (
         conditions,
+        deciding,
         draws,
         element_loops,
         every_schedule,
@@ -125,6 +126,8 @@ def forms(device: str) -> dict[str, Form]:
         "special": Form(special.check_special, 0.25),
         "transforms": Form(transforms.check_transforms, 0.25),
         "graphs": Form(graphs.check_graphs, 0.25),
+        "parts": Form(overlaps.check_derivatives, 0.25),
+        "sizes": Form(deciding.check, 0.1, True),
         "jagged": Form(jagged.check, 0.2, True),
         "chunks": Form(under(conditions.many_chunks, kernels(plain, nest)), 1.0, True),
         "streams": Form(

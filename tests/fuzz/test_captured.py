@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import weft
+from tests.fuzz import deciding
 from tests.fuzz.check import function
 
 COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "6"))
@@ -114,3 +115,9 @@ def test_random_changes_of_what_is_captured(part: int) -> None:
         except AssertionError as error:
             error.add_note(f"seed {seed}")
             raise
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_graphs_have_the_sizes_that_random_objects_decide(part: int) -> None:
+    for _ in range(max(COUNT // 10 // PARTS, 6)):
+        deciding.check(Random())

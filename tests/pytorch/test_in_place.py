@@ -354,3 +354,54 @@ def test_compiled_tangents_of_a_batch_that_writes_to_what_is_read():
     compiled = torch.compile(lambda x: tangents_of_a_batch(of_shifted, x), backend="aot_eager")
     with pytest.raises(RuntimeError, match="is also read or written through another argument"):
         compiled(x)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("of", ["both", "x", "y"])
+@pytest.mark.parametrize("dims", [(0, 0), (0, None), (1, 1)])
+def test_batches_of_tensors_that_require_a_gradient_are_written(compiled, of, dims):
+    given = torch.rand(3, 3, dtype=torch.float64), torch.rand(3, 3, dtype=torch.float64)
+    x, y = (t.requires_grad_(of in ("both", name)) for t, name in zip(given, "xy", strict=True))
+    second = y[0] if dims[1] is None else y
+    other = y[:1] if dims[1] is None else y
+
+    def sample(x, y):
+        z = x * x
+        carry_(z, y)
+        return z
+
+    def run(x, y):
+        return torch.vmap(sample, dims)(x, y)
+
+    if compiled:
+        torch._dynamo.reset()  # it has a limit of graphs for one function
+        run = torch.compile(run, backend="aot_eager", fullgraph=True)
+    wanted = [t for t in (x, y) if t.requires_grad]
+    expected = x * x + 2 * other
+    expected = expected.t() if dims[0] == 1 else expected
+    weights = torch.rand(3, 3, dtype=torch.float64)
+    found = run(x, second)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad((found * weights).sum(), wanted),
+        torch.autograd.grad((expected * weights).sum(), wanted),
+    )
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_batches_of_batches_of_tensors_that_require_a_gradient_are_written(compiled):
+    x, y = torch.rand(2, 3, 4, requires_grad=True), torch.rand(3, 2, 4, requires_grad=True)
+
+    def sample(x, y):
+        z = x * 1
+        carry_(z, y)
+        return z
+
+    def run(x, y):
+        return torch.vmap(torch.vmap(sample), (0, 1))(x, y)
+
+    if compiled:
+        run = torch.compile(run, backend="aot_eager", fullgraph=True)
+    found = torch.autograd.grad(run(x, y).sin().sum(), (x, y))
+    expected = torch.autograd.grad((x + 2 * y.transpose(0, 1)).sin().sum(), (x, y))
+    torch.testing.assert_close(found, expected)

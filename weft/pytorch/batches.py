@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch._functorch import pyfunctorch
+from torch._functorch.vmap import _remove_batch_dim
 from torch.overrides import TorchFunctionMode
 
 from weft.errors import KernelValueError, Span
@@ -171,6 +172,20 @@ def is_transformed() -> bool:
     return _functorch.get_dynamic_layer_stack_depth() > 0
 
 
+def _vmap_levels() -> tuple[int, ...]:
+    """The levels of the ``vmap``s around, from the innermost: a constant to Dynamo."""
+    return tuple(sorted(active(0), reverse=True))
+
+
+def of_all_samples(value: torch.Tensor) -> torch.Tensor:
+    """What ``value`` is a batch of, for each ``vmap`` around. Dynamo traces this, which cannot
+    unwrap a tensor."""
+    for level in _vmap_levels():
+        value = _remove_batch_dim(value, level, 1, 0)
+    return value
+
+
+_vmap_levels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 differentiates._dynamo_marked_constant = True  # type: ignore[attr-defined]
 is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 vectorizes._dynamo_marked_constant = True  # type: ignore[attr-defined]

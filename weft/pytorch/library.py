@@ -40,6 +40,7 @@ from weft.pytorch.batches import (
     is_batched,
     is_transformed,
     levels_of,
+    of_all_samples,
     vectorizes,
 )
 from weft.pytorch.changing import CHANGING, as_constant, as_tensor, changes, of_constant
@@ -510,10 +511,13 @@ def _is_differentiated(values: Sequence[Any]) -> bool:
 
 def has_history(value: torch.Tensor) -> bool:
     """Whether ``value`` requires a gradient. Dynamo, which traces this, says it of a tensor as it
-    was made, which something may have written to since: a view of it was made now."""
+    was made, which something may have written to since: a view of it was made now. A batch does not
+    say it."""
     found = value.requires_grad
     if found or not torch.compiler.is_dynamo_compiling() or type(value) is not torch.Tensor:
         return found
+    if vectorizes():
+        value = of_all_samples(value)
     return value.is_floating_point() and value.view_as(value).requires_grad
 
 

@@ -227,7 +227,8 @@ def _power_of_zero(x: Pair, y: Pair, zero: _Real) -> Pair:
         for p, q, r, s, t in zip(x, square, cube, powers, roots, strict=True)
     ]  # zeros
     known = by.compared(">", 0.0).both("|", nothing)
-    value = known.choose(0.0, by) * known.choose(1.0, math.nan) + nothing.choose(1.0, 0.0)
+    off = known.choose(0.0, by)  # squared: the second derivative is NaN, too
+    value = off * off * known.choose(1.0, math.nan) + nothing.choose(1.0, 0.0)
     return added[0] + value, added[1] + 0.0
 
 

@@ -234,12 +234,16 @@ class _Places:
         given = [_place(argument, text.names) for argument in node.args]
         named = {k.arg: _place(k.value, text.names) for k in node.keywords if k.arg}
         place = _place(node.func, text.names)
-        if place is None:
-            name = dotted(node.func) if root_name(node.func) else ""
-            inner = text.scope is not self.scope and root_name(node.func) not in text.names
-            self._enter(name, text.scope.resolve(node.func) if inner else None, given, named)
+        root = root_name(node.func)
+        inner = text.scope is not self.scope and root and root not in text.names
+        value = self._value(place) if place else text.scope.resolve(node.func) if inner else None
+        if value is len and given and given[0]:
+            self._enter(f"len({given[0]})", _method(self._value(given[0]), "__len__"), given, {})
             return
-        value, owner = self._value(place), place.rpartition(".")[0]
+        if place is None:  # what else is around that function is read where it is
+            self._enter(dotted(node.func) if root else "", value, given, named)
+            return
+        owner = place.rpartition(".")[0]
         first = self._value(owner) if isinstance(node.func, ast.Attribute) else MISSING
         bound = [] if first is MISSING or isinstance(first, types.ModuleType | type) else [owner]
         match value:
@@ -259,8 +263,6 @@ class _Places:
                 first = [f"{place}.args[{k}]" for k in range(len(value.args))]
                 others = {name: f"{place}.keywords[{name!r}]" for name in value.keywords}
                 self._enter(f"{place}.func", value.func, [*first, *given], others | named)
-            case _ if value is len and given and given[0]:
-                self._enter(place, _method(self._value(given[0]), "__len__"), given, {})
             case _:
                 self._enter(place, _method(value, "__call__"), [place, *given], named)
 

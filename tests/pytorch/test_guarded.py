@@ -11,6 +11,8 @@ from torch.torch_version import TorchVersion
 
 MODULE = """
 import functools
+from collections import deque
+from typing import NamedTuple
 from types import SimpleNamespace
 import torch, weft
 
@@ -39,6 +41,29 @@ class Held:
     def __getitem__(self, k): return self.n
     def __call__(self): return self.n
 
+    def itself(self): return self
+    def by_attribute(self, name="n"): return getattr(self, name)
+
+class Child(Held):
+    def size(self): return super().size() + 0
+
+class Asked:
+    def __init__(self): self.own = {"n": 2}
+    def __getattr__(self, name): return self.own[name]
+
+class Config(dict):
+    def __getattr__(self, name): return self[name]
+
+class Described:
+    class Of:
+        def __get__(self, held, cls): return held.kept
+    n = Of()
+    def __init__(self): self.kept = 2
+
+class Pair(NamedTuple):
+    n: int
+    held: object
+
 class Slots:
     __slots__ = ("n",)
     def __init__(self): self.n = 2
@@ -59,8 +84,17 @@ def sum_of(a, b): return a + b
 def round_of(node, k): return node.n if k == 0 else round_of(node.next, k - 1)
 def last(node): return node.n if node.next is None else last(node.next)
 
+def counted(): return COUNT
+def more(): return COUNT + 1
+def applied(f, *args): return f(*args)
+def most(*args): return max(h.n for h in args)
+def given(): return held
+
+child, asked, described, config = Child(), Asked(), Described(), Config(n=2)
 held, slots, layer, COUNT = Held(), Slots(), Layer(), 2
 many = {"one": Held(), "list": [Held()], 3: 2}
+first, FLAG, KEY, calls, ends = Held(), True, "a", {"a": counted, "b": more}, deque([2, 2])
+pair, sizes, blocks = Pair(2, Held()), {"a": 2}, torch.nn.ModuleList([Layer()])
 row, table = [Held(), Held()], {"a": Held(), "b": Held()}
 partly, of_held, bound = functools.partial(sum_of, 1, b=1), functools.partial(of, held), held.size
 space = SimpleNamespace(held=Held(), n=2)
@@ -130,6 +164,38 @@ SIZES = [  # after what, which size, and what makes it 3
     ("h = held", "h.n", "held.n = 3"),
     ("h = held.inner", "h.count", "held.inner.count = 3"),
     ("h = held; n = h.size()", "n", "held.n = 3"),
+    ("", "child.size()", "child.n = 3"),
+    ("", "held.itself().size()", "held.n = 3"),
+    ("", "held.by_attribute()", "held.n = 3"),
+    ("", "given().n", "held.n = 3"),
+    ("", "asked.n", "asked.own['n'] = 3"),
+    ("", "config.n", "config['n'] = 3"),
+    ("", "config['n']", "config['n'] = 3"),
+    ("", "described.n", "described.kept = 3"),
+    ("", "pair.n", "pair = Pair(3, None)"),
+    ("", "pair.held.n", "pair.held.n = 3"),
+    ("", "blocks[0].n", "blocks[0].n = 3"),
+    ("", "ends[0]", "ends[0] = 3"),
+    ("", "sizes[KEY]", "sizes['a'] = 3"),
+    ("", "max(sizes.values())", "sizes['b'] = 3"),
+    ("", "3 if 'b' in sizes else 2", "sizes['b'] = 3"),
+    ("", "calls[KEY]()", "COUNT = 3"),
+    ("", "calls[KEY]()", "KEY = 'b'"),
+    ("", "applied(held.size)", "held.n = 3"),
+    ("", "applied(lambda h: h.n, held)", "held.n = 3"),
+    ("", "most(*row)", "row[1].n = 3"),
+    ("", "max(map(of, row))", "row[1].n = 3"),
+    ("", "max(b.n for a, b in zip(row, row))", "row[1].n = 3"),
+    ("", "max(h.n for h in row)", "row.append(Held()); row[2].n = 3"),
+    ("", "max(row, key=of).n", "row[1].n = 3"),
+    ("", "(held if FLAG else first).n", "held.n = 3"),
+    ("c = first\n    if FLAG: c = held", "c.n", "held.n = 3"),
+    ("a, b = held, first", "a.n", "held.n = 3"),
+    ("c: object = held", "c.n", "held.n = 3"),
+    ("if (c := held): pass", "c.n", "held.n = 3"),
+    ("n = getattr(held, 'late', 2)", "n", "held.late = 3"),
+    ("n = 3 if hasattr(held, 'late') else 2", "n", "held.late = 3"),
+    ("n = 3 if isinstance(held, Child) else 2", "n", "held = Child()"),
     ("n = 0\n    for h in weft.serial(row):\n        n = max(n, h.n)", "n", "row[1].n = 3"),
 ]
 OF_CLASSES = ("Held.kind", "Held.of_class()")  # of which older Dynamos guard nothing
@@ -165,3 +231,28 @@ def test_what_decides_is_guarded_wherever_it_is(module, change):
     assert counter.frame_count == 1
     exec(change, vars(module))
     assert compiled(torch.ones(1)).tolist() == [3.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize("module", [("", "held.size()")], indirect=True)
+def test_what_decides_is_looked_for_again(module):
+    """A graph that was made anew had guards for what the first one read."""
+    compiled = torch.compile(module.caller, backend="eager", fullgraph=True)
+    file = f"<module {len(linecache.cache)}>"
+    text = "class Other:\n    m = 2\n    def size(self): return self.m\n"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    exec(compile(text, file, "exec"), vars(module))
+    assert compiled(torch.ones(1)).tolist() == [2.0] * 2
+    module.held = module.Other()
+    assert compiled(torch.ones(1)).tolist() == [2.0] * 2
+    module.held.m = 3
+    assert compiled(torch.ones(1)).tolist() == [3.0] * 3
+
+
+@pytest.mark.parametrize("module", [("", "applied(of, held)")], indirect=True)
+def test_what_is_not_read_makes_no_graph(module):
+    counter = CompileCounter()
+    compiled = torch.compile(module.caller, backend=counter, fullgraph=True)
+    for step in range(4):
+        module.held.step = step
+        compiled(torch.ones(1))
+    assert counter.frame_count == 1

@@ -9,6 +9,7 @@ import enum
 import functools
 import inspect
 import types
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,10 +17,10 @@ import torch
 
 # pyright: reportPrivateUsage=false
 from weft.errors import SourceUnavailableError
-from weft.frontend.names import KNOWN_MODULES, MISSING, Scope, dotted, root_name
-from weft.lang import names
+from weft.frontend.names import MISSING, Scope, dotted, root_name
 from weft.lang.dtypes import DType
 from weft.pytorch.identity import global_names, is_imported
+from weft.pytorch.reachable import has_items, is_plain, is_users, member, reachable
 from weft.source import children, codes, read_function
 
 # Types of values that the host part may take from around it and turn into a size or a dtype.
@@ -46,8 +47,29 @@ def watching(function: Callable[..., Any], tree: ast.FunctionDef) -> Reading:
     need a derivative: as they are no arguments, a graph is refused then, and where Dynamo traces
     the call, it has guards for that."""
     if not is_imported(function):
-        return lambda: ()
+        return _readings((), "")
     return _readings(_parts(function, tree, None, _is_tensor), "{}.requires_grad")
+
+
+class Guarded:
+    """What is read around a kernel, which may stand elsewhere when a graph is made anew: an object
+    of another class, one item more. ``decides``: the reading of what is there now."""
+
+    def __init__(
+        self, function: Callable[..., Any], tree: ast.FunctionDef, loops: frozenset[ast.AST]
+    ) -> None:
+        self.host_part = function, tree, loops
+        self.decides: Any = deciding(*self.host_part)
+        self.readings: dict[str, tuple[Any, Any]] = {}  # of graphs, by what they read
+
+    def look(self, token: str) -> str:
+        """The key in ``readings`` of what is there now. Dynamo, which calls this as it is, guards
+        the ``token`` of the kernel."""
+        decides: Any = deciding(*self.host_part)
+        watches: Any = watching(*self.host_part[:2])
+        key = f"{token} {decides.key} {watches.key}"
+        self.decides, _ = self.readings.setdefault(key, (decides, watches))
+        return key
 
 
 _Part = tuple[Callable[..., Any], str, list[str]]
@@ -65,6 +87,7 @@ def _readings(parts: Sequence[_Part], each: str) -> Reading:
 
     named: Any = made
     named.names = tuple(f"{label}{text}" for _, label, found in parts for text in found)
+    named.key = repr([(id(f), found) for f, _, found in parts])
     return named
 
 
@@ -76,9 +99,9 @@ def _parts(
     it and the places of what it reads that is ``wanted``: its host part, around its ``loops``, or
     all of it where these are None."""
     left, found = list[tuple[Any, ...]]([(function, tree, loops or frozenset(), "")]), []
-    done = {function}
+    done, attributes = {function}, set[str]()
     for f, own, leave, label in left:
-        places = _Places(f, own, leave, loops is None)
+        places = _Places(f, own, leave, loops is None, attributes)
         texts = [text for text, value in places.found.items() if wanted(value)]
         for text, called in places.called.items():
             if not _is_reached(called.function, function):
@@ -96,7 +119,7 @@ def _parts(
 def _is_reached(value: Callable[..., Any], kernel: Callable[..., Any]) -> bool:
     """Whether it is a function of a user's whose globals Dynamo finds."""
     own = value.__globals__ is kernel.__globals__ or is_imported(value)
-    return own and (value.__module__ or "").partition(".")[0] not in KNOWN_MODULES
+    return own and is_users(value.__module__)
 
 
 class _Called(NamedTuple):
@@ -125,16 +148,28 @@ class _Places:
     kernels that are called."""
 
     def __init__(
-        self, function: Callable[..., Any], tree: ast.AST, leave: frozenset[ast.AST], whole: bool
-    ) -> None:
+        self, function: Callable[..., Any], tree: ast.AST, leave: frozenset[ast.AST], whole: bool,
+        attributes: set[str],
+    ) -> None:  # fmt: skip
         self.scope, self.whole = Scope.of(function), whole
         self.found: dict[str, Any] = {}
         self.called: dict[str, _Called] = {}
+        self.escaped: dict[str, Any] = {}
+        self.attributes = attributes
         names = {*function.__code__.co_freevars, *global_names(function.__code__)}
         self.left = [_Text(tree, leave, self.scope, {name: name for name in names})]
         self.done = set[tuple[Any, ...]]()
-        for text in self.left:
-            self._read(text)
+        read = 0
+        while read < len(self.left):
+            for text in self.left[read:]:
+                self._read(text)
+                read += 1
+            for place, value in [*self.escaped.items()]:
+                if len(self.found) > _MOST_PLACES:
+                    return
+                for inner, met, owner in reachable(place, value, self.attributes):
+                    self.found.setdefault(inner, met)
+                    self._enter_hidden(inner, met, owner)
 
     def _read(self, text: _Text) -> None:
         nodes = children(text.tree)
@@ -142,54 +177,75 @@ class _Places:
             if node not in text.leave:
                 nodes += children(node)
         nodes = [node for node in nodes if node not in text.leave]
-        names = dict(text.names)
+        names, passed = dict(text.names), set[ast.AST]()
+        bound = Counter(n.id for n in nodes if isinstance(n, ast.Name) and _is_stored(n))
         for node in nodes:
             match node:
                 case ast.Assign(targets=[ast.Name(name)], value=value) if name not in names:
-                    if place := _place(value, names):
+                    place = _place(value, names)
+                    if place and bound[name] == 1:
                         names[name] = place
+                        passed.add(value)
+                case ast.Attribute(attr=name) | ast.Constant(str(name)):
+                    self.attributes.add(name)
+                case ast.MatchClass(kwd_attrs=found):
+                    self.attributes |= {*found}
+                case ast.Name("super"):
+                    for place in [*text.names.values()][:1]:
+                        self.escaped[place] = self._value(place)
                 case _:
                     pass
         text = text._replace(names=names)
+        places = dict[ast.AST, str]()
         for node in nodes:
-            if isinstance(node, ast.For | ast.comprehension):
-                self._repeat(node, text)
-            if not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
-                continue
-            if place := _place(node, names):
-                self.found[place] = self._value(place)
-            if isinstance(node, ast.Call):
-                self._call(node, text)
-            elif isinstance(node, ast.Attribute | ast.Subscript) and place:
-                self._hidden_call(node, place, text)
+            if isinstance(node, ast.Call) and self._call(node, text):
+                passed |= {*node.args, *[k.value for k in node.keywords]}
+            place = None if _is_stored(node) else _place(node, names)
+            if place and not isinstance(node, ast.keyword):
+                places[node] = place
+                self._place(node, place, text)
+        for node in places:
+            value, of = self._value(places[node]), _base(node)
+            if of is not None and value is not MISSING and not _is_library(value):
+                passed.add(of)
+        for node, place in places.items():
+            if node not in passed and (value := self._value(place)) is not MISSING:
+                self.escaped[place] = value
 
-    def _repeat(self, node: ast.For | ast.comprehension, text: _Text) -> None:
-        """Reads what goes through a short list of objects, or a dict of them, once for each."""
-        target, of, end = node.target, node.iter, ""
-        match of, target:
-            case ast.Call(func=ast.Name("enumerate"), args=[inner]), ast.Tuple(elts=[_, last]):
-                of, target = inner, last
-            case ast.Call(func=ast.Attribute(value=inner, attr="items")), ast.Tuple(elts=[_, last]):
-                of, target, end = inner, last, "items"
-            case ast.Call(func=ast.Attribute(value=inner, attr="values")), _:
-                of, end = inner, "items"
-            case ast.Call(args=[inner]), _:  # weft.serial(...), reversed(...)
-                of = inner
+    def _place(self, node: ast.AST, place: str, text: _Text) -> None:
+        value, of = self._value(place), _base(node)
+        owner = of and _place(of, text.names)
+        if of is None or owner is None:
+            return
+        if value is MISSING and place[len(owner) :] == f".{place.rpartition('.')[2]}":
+            base, name = self._value(owner), place.rpartition(".")[2]
+            if base is not MISSING and not hasattr(type(base), "__getattr__") and is_plain(base):
+                self.found[f"hasattr({owner}, {name!r})"] = False
+        if isinstance(node, ast.Subscript):
+            value = _method(self._value(owner), "__getitem__")
+        elif value is MISSING:
+            value = _method(self._value(owner), "__getattr__")
+        self._enter_hidden(place, value, owner, not isinstance(node, ast.Attribute))
+
+    def _enter_hidden(self, place: str, value: Any, owner: str, always: bool = True) -> None:
+        """Of a property, a descriptor, or a method that its object is asked for."""
+        of = self._value(owner) if owner else MISSING
+        bound = [] if isinstance(of, types.ModuleType | type) else [owner]
+        match value:
+            case property(fget=called) | functools.cached_property(func=called):
+                self._enter(place, called, [owner], {})
+            case staticmethod(__func__=called):
+                self._enter(place, called, [], {})
+            case classmethod(__func__=called):
+                self._enter(place, called, [owner], {})
+            case types.FunctionType() if always or value.__name__ == "__getattr__":
+                self._enter(place, value, bound, {})
+            case _ if always and hasattr(type(value), "launchers"):
+                self._enter(place, value, bound, {})
+            case _ if isinstance(called := _method(value, "__get__"), types.FunctionType):
+                self._enter(place, called, [None, owner], {})
             case _:
                 pass
-        place = _place(of, text.names)
-        if place is None or not isinstance(target, ast.Name):
-            return
-        value: Any = self._value(place)
-        if type(value) not in _CONTAINERS or len(value) > _MOST_OBJECTS or _decides(value):
-            return
-        keys = [*value] if end else [*range(len(value))]
-        for key in keys if isinstance(value, dict) == bool(end) else []:
-            one = text._replace(names={**text.names, target.id: f"{place}[{key!r}]"})
-            known = (one.scope, *sorted(one.names.items()))
-            if isinstance(key, int | str) and known not in self.done:
-                self.done.add(known)
-                self.left.append(one)
 
     def _value(self, place: str) -> Any:
         if place not in self.found:
@@ -201,36 +257,28 @@ class _Places:
             case ast.Name(name):
                 return self.scope.lookup(name)
             case ast.Attribute(value=of, attr=name):
-                return _member(self._resolved(of), name)
+                return member(self._resolved(of), name)
             case ast.Subscript(value=of, slice=key):
                 base = self._resolved(of)
                 try:
-                    return base[ast.literal_eval(key)] if type(base) in _CONTAINERS else MISSING
-                except LookupError:
+                    return base[ast.literal_eval(key)] if has_items(base) else MISSING
+                except (LookupError, TypeError):
                     return MISSING
             case ast.Call(func=ast.Attribute(value=of, attr="get"), args=[ast.Constant(key)]):
                 base = self._resolved(of)
                 return base.get(key) if type(base) is dict else MISSING
             case ast.Call(args=[of]):
                 base = self._resolved(of)
-                return len(base) if type(base) in (*_CONTAINERS, set, frozenset) else MISSING
+                return (
+                    len(base)
+                    if has_items(base) or type(base) in (set, frozenset, bytes)
+                    else MISSING
+                )
             case _:
                 return MISSING
 
-    def _hidden_call(self, node: ast.Attribute | ast.Subscript, place: str, text: _Text) -> None:
-        """Of a property, or of a method for items."""
-        owner = _place(node.value, text.names)
-        if owner is None:
-            return
-        if isinstance(node, ast.Attribute):
-            value = self._value(place)
-            called = value.fget if isinstance(value, property) else None
-        else:
-            called = _method(self._value(owner), "__getitem__")
-        if isinstance(called, types.FunctionType):
-            self._enter(place, called, [owner], {})
-
-    def _call(self, node: ast.Call, text: _Text) -> None:
+    def _call(self, node: ast.Call, text: _Text) -> bool:
+        """Whether all that the call gives is known to what is called."""
         given = [_place(argument, text.names) for argument in node.args]
         named = {k.arg: _place(k.value, text.names) for k in node.keywords if k.arg}
         place = _place(node.func, text.names)
@@ -238,113 +286,118 @@ class _Places:
         inner = text.scope is not self.scope and root and root not in text.names
         value = self._value(place) if place else text.scope.resolve(node.func) if inner else None
         if value is len and given and given[0]:
-            self._enter(f"len({given[0]})", _method(self._value(given[0]), "__len__"), given, {})
-            return
+            called = _method(self._value(given[0]), "__len__")
+            return self._enter(f"len({given[0]})", called, given, {})
         if place is None:  # what else is around that function is read where it is
-            self._enter(dotted(node.func) if root else "", value, given, named)
-            return
-        owner = place.rpartition(".")[0]
-        first = self._value(owner) if isinstance(node.func, ast.Attribute) else MISSING
+            return self._enter(dotted(node.func) if root else "", value, given, named)
+        owner, _, name = place.rpartition(".")
+        first = self._value(owner) if owner and name.isidentifier() else MISSING
         bound = [] if first is MISSING or isinstance(first, types.ModuleType | type) else [owner]
         match value:
             case types.MethodType():
-                self._enter(place, value.__func__, [f"{place}.__self__", *given], named)
+                return self._enter(place, value.__func__, [f"{place}.__self__", *given], named)
             case staticmethod():
-                self._enter(place, value.__func__, given, named)
+                return self._enter(place, value.__func__, given, named)
             case classmethod():
-                self._enter(place, value.__func__, [owner, *given], named)
+                return self._enter(place, value.__func__, [owner, *given], named)
             case types.FunctionType():
-                self._enter(place, value, [*bound, *given], named)
+                return self._enter(place, value, [*bound, *given], named)
             case _ if hasattr(type(value), "launchers"):
-                self._enter(place, value, [*bound, *given], named)
+                return self._enter(place, value, [*bound, *given], named)
             case torch.nn.Module():
-                self._enter(place, _method(value, "forward"), [place, *given], named)
+                return self._enter(place, _method(value, "forward"), [place, *given], named)
             case functools.partial():
                 first = [f"{place}.args[{k}]" for k in range(len(value.args))]
                 others = {name: f"{place}.keywords[{name!r}]" for name in value.keywords}
-                self._enter(f"{place}.func", value.func, [*first, *given], others | named)
+                return self._enter(f"{place}.func", value.func, [*first, *given], others | named)
             case _:
-                self._enter(place, _method(value, "__call__"), [place, *given], named)
+                return self._enter(place, _method(value, "__call__"), [place, *given], named)
 
     def _enter(
         self, place: str, called: Any, given: Sequence[str | None], named: Mapping[str, str | None]
-    ) -> None:  # fmt: skip
+    ) -> bool:  # fmt: skip
         """A call of ``called``, if that is a function of a user's or a kernel, with what is at the
-        places ``given`` and ``named``, or elsewhere."""
+        places ``given`` and ``named``, or elsewhere. Whether it has a parameter for each."""
         kernel = called if hasattr(type(called), "launchers") else None
         function = called if kernel is None else kernel.function
         if not isinstance(function, types.FunctionType):
-            return
+            return False
         code = function.__code__
         names = dict(zip(code.co_varnames[: code.co_argcount], given, strict=False)) | dict(named)
+        fits = len(given) <= code.co_argcount and {*named} <= {*code.co_varnames}
         bound = {n: at for n, at in names.items() if at and self._value(at) is not MISSING}
         key = (function, *sorted(bound.items()))
-        if (
-            key in self.done
-            or len(self.left) > _MOST_TEXTS
-            or (function.__module__ or "").partition(".")[0] in KNOWN_MODULES
-        ):
-            return
+        if key in self.done:
+            return fits
+        if len(self.left) > _MOST_TEXTS or not is_users(function.__module__):
+            return False
         self.done.add(key)
         try:
             tree = (read_function(function) if kernel is None else kernel.source).tree
         except (SourceUnavailableError, SyntaxError):
-            return  # made by ``exec``: what it reads shows nowhere
+            return False  # made by ``exec``: what it reads shows nowhere
         regions = () if kernel is None or self.whole else kernel.parts.regions
         leave = frozenset[ast.AST](r.node for r in regions)
         self.called.setdefault(place, _Called(function, tree, leave))
         self.left.append(_Text(tree, leave, Scope.of(function), bound))
+        return fits
 
 
+_MOST_PLACES = 512  # until which others are looked for where what is read does not show
 _MOST_TEXTS = 256  # of functions, which may call each other with ever longer places
-_MOST_OBJECTS = 64  # of a list, or a dict
-_CONTAINERS = (dict, list, tuple)
 
 
 def _place(node: ast.AST, names: Mapping[str, str]) -> str | None:
     """Where what ``node`` reads stands, where its names stand at ``names``; None for what is no
     such place."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id)
+    of, text = _step(node)
+    place = of and _place(of, names)
+    return place and text.replace("{}", place, 1)
+
+
+def _base(node: ast.AST) -> ast.expr | None:
+    """What the last step to the place that ``node`` reads is made from."""
+    return _step(node)[0]
+
+
+def _step(node: ast.AST) -> tuple[ast.expr | None, str]:
     match node:
-        case ast.Name(name):
-            return names.get(name)
         case ast.Attribute(value=of, attr=name):
-            text = f".{name}"
+            return of, f"{{}}.{name}"
         case ast.Subscript(
             value=ast.Call(func=ast.Name("vars"), args=[of]) | ast.Attribute(of, "__dict__"),
             slice=ast.Constant(str(name)),
         ):
-            text = f".{name}"
+            return of, f"{{}}.{name}"
         case ast.Subscript(value=of, slice=ast.Constant() | ast.UnaryOp(operand=ast.Constant())):
-            text = f"[{ast.unparse(node.slice)}]"
+            return of, f"{{}}[{ast.unparse(node.slice)}]"
         case ast.Call(func=ast.Attribute(value=of, attr="get"), args=[ast.Constant(key), *_]):
-            text = f".get({key!r})"
-        case ast.Call(func=ast.Name("getattr"), args=[of, ast.Constant(str(name)), *_]):
-            text = f".{name}"
+            return of, f"{{}}.get({key!r})"
+        case ast.Call(func=ast.Name("getattr" | "hasattr"), args=[of, ast.Constant(str(name)), *_]):
+            return of, f"{{}}.{name}"
         case ast.Call(func=ast.Name("len"), args=[of]):
-            place = _place(of, names)
-            return place and f"len({place})"
+            return of, "len({})"
         case _:
-            return None
-    place = _place(of, names)
-    return place and place + text
+            return None, ""
 
 
-def _member(base: Any, name: str) -> Any:
-    """The attribute of an object, for which nothing is carried out: a property itself, say."""
-    if base is MISSING:
-        return MISSING
-    if isinstance(base, types.ModuleType):
-        return names.member(base, name, MISSING)
-    if isinstance(base, torch.nn.Module):  # which has these apart
-        for own in (base._parameters, base._buffers, base._modules):
-            if name in own:
-                return own[name]
-    if isinstance(base, types.MethodType | functools.partial):
-        return getattr(base, name, MISSING)
-    found = inspect.getattr_static(base, name, MISSING)
-    if isinstance(found, types.MemberDescriptorType):  # of ``__slots__``
-        return getattr(base, name, MISSING)
-    return found
+def _is_stored(node: ast.AST) -> bool:
+    return not isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
+
+
+def _is_library(value: Any) -> bool:
+    """Whether it is a function that may do anything to its object, and is not read."""
+    if isinstance(value, types.FunctionType):
+        return not is_users(value.__module__)
+    return isinstance(value, _DESCRIBED)
+
+
+_DESCRIBED = (
+    types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType, types.BuiltinFunctionType,
+)  # fmt: skip
 
 
 def _method(value: Any, name: str) -> Any:
@@ -355,7 +408,18 @@ def _method(value: Any, name: str) -> Any:
 def _decides(value: Any) -> bool:
     """Whether it is such a value, or a short list of them."""
     items = value if isinstance(value, list | tuple) else [value]
-    return 0 < len(items) <= _MOST_ITEMS and all(isinstance(v, _DECISIVE) for v in items)
+    decisive = 0 < len(items) <= _MOST_ITEMS and all(isinstance(v, _DECISIVE) for v in items)
+    return decisive or _is_object(value)
+
+
+def _is_object(value: Any) -> bool:
+    """Whether it is an object of a user's class, which decides on what is called."""
+    own = type(value)
+    return (
+        is_users(own.__module__) and not issubclass(own, type) and not hasattr(own, "launchers")
+        and is_plain(value)
+        and not isinstance(value, torch.Tensor)
+    )  # fmt: skip
 
 
 def _is_tensor(value: Any) -> bool:

@@ -398,7 +398,7 @@ class TracedLoop:
         operators = self.plain if code[0] == "p" else self.recorded
         if "" in types or len(types) != len(operators.parameters):
             return []
-        return [operators.find(tuple(types), [], operators.deciding()).overload]
+        return [operators.find(tuple(types), [], operators.guarded.decides()).overload]
 
 
 def _is_made(kernel: KernelLike, region: Region, k: int) -> bool:

@@ -146,7 +146,7 @@ def _read(function: Callable[..., Any], tree: ast.FunctionDef, found: dict[int, 
 
 def _described(value: Any, found: dict[int, str]) -> str:
     """``value`` as a text that is the same in each process; functions go to ``found``."""
-    value = getattr(value, "function", value) if hasattr(value, "launchers") else value
+    value = getattr(value, "function", value) if hasattr(type(value), "launchers") else value
     match value:
         case types.MethodType():
             return _described(value.__func__, found)

@@ -48,7 +48,7 @@ from weft.pytorch.derivative_ops import transformed
 from weft.pytorch.dynamo import changed, finds_globals
 from weft.pytorch.fake import changed_error, hidden_write, no_argument, of_samples
 from weft.pytorch.forward_level import has_dual, is_open
-from weft.pytorch.guarded import deciding, watching
+from weft.pytorch.guarded import Guarded
 from weft.pytorch.hidden import captured, check_captured
 from weft.pytorch.identity import (
     chains,
@@ -93,8 +93,7 @@ class Operators:
         self.reads = reads_of(kernel.source.tree, self.parameters)
         self.returned, self.captured = one_return(kernel), captured(kernel)
         loops = frozenset[ast.AST](region.node for region in kernel.parts.regions)
-        self.deciding: Any = deciding(kernel.function, kernel.source.tree, loops)
-        self.watching: Any = watching(kernel.function, kernel.source.tree)
+        self.guarded = Guarded(kernel.function, kernel.source.tree, loops)
         self.makes = makes_tensors(kernel.function, kernel.source.tree, loops)
         self.followed = False  # whether the host part may be, by what the kernel is
         # What stands for the loops where PyTorch traces the host part (``hosted.py``), if it may.
@@ -149,7 +148,7 @@ class Operators:
         types = tuple(map(schema_type, self.parameters, values))
         fixed = [v for v, t in zip(values, types, strict=True) if not t]
         _refuse_hidden(self, values, types)
-        operator = self.find(types, fixed, self.deciding(), ambient)
+        operator = self.find(types, fixed, self.guarded.decides(), ambient)
         return operator, values, [v for v, t in zip(values, types, strict=True) if t]
 
     def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -188,7 +187,8 @@ class Operators:
         if any(not isinstance(like, str) for like in likes):
             key = self.make_of_members(self.token, likes)
             return self.assemble(self.of_members[key].traced(members, {}), values)
-        _, around = self.watching(), self.deciding()
+        decides, watches = self.guarded.readings[self.guarded.look(self.token)]
+        _, around = watches(), decides()
         constants, device = tuple(map(as_constant, fixed)), default_device() if self.makes else ""
         name = self.name_for(self.token, tuple(types), constants, around, device)
         out = getattr(getattr(torch.ops, self.namespace), name).default(*passed)
@@ -240,7 +240,7 @@ class Operators:
         ambient: Ambient = (),
     ) -> Operator:  # fmt: skip
         """The operator for arguments of these schema types, these fixed values, and these values
-        of what is around the kernel (``identity.deciding``). Its host part runs under ``ambient``:
+        of what is around the kernel (``guarded.Guarded``). Its host part runs under ``ambient``:
         compiled graphs, and derivatives, run outside of it."""
         key = (types, *map(constant_key, fixed), constant_key(around), ambient)
         operator = self.made.get(key)
@@ -258,7 +258,7 @@ class Operators:
                 constant_key(function.__defaults__), constant_key(function.__kwdefaults__), key,
                 id(self.kernel.implementations),
             )  # fmt: skip
-            decided = dict(zip(self.deciding.names, around, strict=False))
+            decided = dict(zip(self.guarded.decides.names, around, strict=False))
             make = functools.partial(form.make, name, schema, (*tags,), decided)
             operator = self.made[key] = namespace_of(self.namespace).once(shared, make)
         return operator
@@ -328,7 +328,7 @@ class Operators:
 
 def _unsteady(operators: Operators) -> tuple[str, str]:
     function = operators.kernel.function
-    if operators.deciding.names and not finds_globals(function):
+    if operators.guarded.decides.names and not finds_globals(function):
         return str(function.__module__), "module"
     return Around(operators.kernel, {}, {}).unsteady()
 
@@ -359,6 +359,7 @@ class MemberOperators(Operators):
 _CONSTANT: list[Any] = [
     Operators.name_for,
     Operators.in_level,
+    Guarded.look,
     Operators.refuse,
     Operators.make_of_members,
     Operators.unsteady,
@@ -402,7 +403,7 @@ def _annotated(operators: Operators) -> Any:
         if kind is None:
             return parameter
         types.append(kind + "?" if parameter.optional else kind)
-    return operators.find(tuple(types), fixed, operators.deciding()).overload
+    return operators.find(tuple(types), fixed, operators.guarded.decides()).overload
 
 
 def _fits_schema(parameter: Parameter, kind: str) -> bool:

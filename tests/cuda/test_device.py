@@ -414,3 +414,28 @@ def test_extrema_of_negations(dtype: torch.dtype) -> None:
     extrema_of_negations(a, b, out, 3)
     extrema_of_negations(a.cuda(), b.cuda(), found, 3)
     assert torch.equal(found.cpu(), out)
+
+
+@weft.kernel(strict_math=True)
+def above_negative_numbers(x, out):
+    for i in range(x.shape[0]):
+        out[i, 0] = 1.0 if abs(x[i]) > -0.5 else 2.0
+        out[i, 1] = 1.0 if abs(x[i]) >= 0.0 else 2.0
+        out[i, 2] = 1.0 if -abs(x[i]) < 0.5 else 2.0
+        out[i, 3] = 1.0 if -abs(x[i]) <= 0.0 else 2.0
+        out[i, 4] = 1.0 if 2.0 ** x[i] > -0.5 else 2.0
+        out[i, 5] = 1.0 if 2.0 ** x[i] >= 0.0 else 2.0
+        out[i, 6] = 1.0 if abs(x[i]) > 0.0 else 2.0
+        out[i, 7] = 1.0 if -abs(x[i]) < 0.5 else 2.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_numbers_above_negative_ones(dtype: torch.dtype) -> None:
+    """The assembler's fault that `weft.codegen.ptx.ordered` avoids: NaN was above them, too."""
+    x = torch.tensor([math.nan, -math.nan, 0.0, -0.0, 1.5, -1.5, math.inf, -math.inf], dtype=dtype)
+    out = torch.zeros(8, 8)
+    found = out.cuda()
+    above_negative_numbers(x, out)
+    assert out[0].tolist() == [2.0] * 8
+    above_negative_numbers(x.cuda(), found)
+    assert torch.equal(found.cpu(), out)

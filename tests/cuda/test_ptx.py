@@ -3,7 +3,9 @@ needed."""
 
 from __future__ import annotations
 
+import math
 import re
+import struct
 from typing import Any
 
 import pytest
@@ -403,6 +405,50 @@ def test_no_magnitude_of_16_bits_is_left_to_the_assembler() -> None:
         "\t{ .reg .b16 %sign, %other;\n\tshr.s16 %sign, %rs1, 15;\n\txor.b16 %other, %rs1, %sign;\n"
         "\tsub.s16 %rs2, %other, %sign; }\n\tabs.s32 \t%r2, %r1;\n"
     )
+
+
+@weft.kernel(strict_math=True)
+def above_negative_numbers(x, out):
+    for i in range(x.shape[0]):
+        out[i, 0] = 1.0 if abs(x[i]) > -0.5 else 2.0
+        out[i, 1] = 1.0 if abs(x[i]) >= 0.0 else 2.0
+        out[i, 2] = 1.0 if -abs(x[i]) < 0.5 else 2.0
+        out[i, 3] = 1.0 if -abs(x[i]) <= 0.0 else 2.0
+        out[i, 4] = 1.0 if abs(x[i]) > 0.0 else 2.0
+
+
+def test_what_is_never_negative_is_asked_whether_it_is_a_number() -> None:
+    """ptxas takes such a comparison for true, of NaN, too: tests/cuda/test_device.py has the
+    values."""
+    text = weft.compile_for("sm_90", above_negative_numbers, empty(9), empty(9, 5)).ptx
+    asked = [line for line in text.splitlines() if "setp." in line and ".f32" in line]
+    assert any("setp.num" in line for line in asked)
+    assert not any("BF000000" in line for line in asked)  # -0.5
+
+
+@pytest.mark.parametrize(
+    ("relation", "register", "constant", "asked"),
+    [
+        ("gt", 2, -0.3125, True), ("ge", 2, 0.0, True), ("ge", 2, -0.0, True),
+        ("gt", 2, -math.inf, True), ("gt", 2, 0.0, False), ("gt", 2, -0.0, False),
+        ("gt", 2, 1.0, False), ("lt", 2, -1.0, False), ("gt", 2, math.nan, False),
+        ("lt", 3, 1.0, True), ("le", 3, 0.0, True), ("lt", 3, 0.0, False),
+        ("lt", 3, -1.0, False), ("gt", 3, -1.0, False), ("gt", 4, -1.0, True),
+        ("gt", 5, -1.0, False),
+    ],
+)  # fmt: skip
+def test_comparisons_that_hold_of_all_numbers(
+    relation: str, register: int, constant: float, asked: bool
+) -> None:
+    """Of |x|, its negation and 2 ** x; not of another register, nor of another constant."""
+    before = ("\tabs.f32 \t%r2, %r1;\n\tneg.f32 \t%r3, %r2;\n\tex2.approx.f32 \t%r4, %r1;\n"
+              "\tadd.rn.f32 \t%r5, %r1, %r2;\n")  # fmt: skip
+    bits = struct.pack(">f", constant).hex().upper()
+    text = f"{before}\tsetp.{relation}.f32 \t%p1, %r{register}, 0f{bits};\n"
+    number = f"{before}\tsetp.num.f32 \t%p1, %r{register}, %r{register};\n"
+    assert ptx.ordered(text) == (number if asked else text)
+    other = text + ".visible .entry f(\n)\n{\n\tsetp.gt.f32 \t%p1, %r2, 0fBF800000;\n"
+    assert ptx.ordered(other).endswith("%r2, 0fBF800000;\n")  # of another function
 
 
 @needs_ptxas

@@ -48,7 +48,8 @@ LOGGED = 30.0  # seconds from one table of a log to the next
 class Form(NamedTuple):
     """Programs of one form, of which ``make fuzz`` draws a part of the number that it is given (of
     "queues" and "staged" none). Those for the CPU alone set what CUDA does not read, run what they
-    compile on an emulated grid, compile for a GPU themselves, or compare sizes."""
+    compile on an emulated grid, compile for a GPU themselves, compare sizes, or have views of one
+    tensor under transforms, which would be copies on the device."""
 
     check: Callable[[Random], Any]
     part: float = 1.0
@@ -126,7 +127,7 @@ def forms(device: str) -> dict[str, Form]:
         "special": Form(special.check_special, 0.25),
         "transforms": Form(transforms.check_transforms, 0.25),
         "graphs": Form(graphs.check_graphs, 0.25),
-        "parts": Form(overlaps.check_derivatives, 0.25),
+        "parts": Form(overlaps.check_derivatives, 0.25, True),
         "sizes": Form(deciding.check, 0.1, True),
         "jagged": Form(jagged.check, 0.2, True),
         "chunks": Form(under(conditions.many_chunks, kernels(plain, nest)), 1.0, True),
@@ -281,14 +282,17 @@ def on_device(device: str) -> Iterator[None]:
         Kernel.__call__ = call
 
 
+_TWO_DEVICES = ("on one device", "Expected all tensors to be on the same device")
+
+
 def outcome(form: str, seed: int, device: str) -> str:
     """What became of a program: "agrees", or another word of its check. Raises where it differs."""
     try:
         with on_device(device) if device != "cpu" else contextlib.nullcontext():
             found = forms(device)[form].check(Random(seed))
-    except KernelValueError as error:
-        # Under a mode that traces, what the host part makes is not made on the device.
-        if form != "graphs" or "on one device" not in str(error):
+    except (KernelValueError, RuntimeError) as error:
+        # Under a mode that traces, what is around the host part, or made there, is not there.
+        if form != "graphs" or not any(text in str(error) for text in _TWO_DEVICES):
             raise
         return "not there"
     return found.partition(":")[0] if isinstance(found, str) else "agrees"

@@ -192,6 +192,7 @@ def gradient(f):
 ON_DEFAULT_DEVICES = {
     "call": lambda f, _: f,
     "gradient": lambda f, _: gradient(f),
+    "operator": lambda f, _: lambda x: f.op(x),
     "graph": compiled,
     "gradient of a graph": lambda f, backend: gradient(compiled(f, backend)),
     "graph of vmap": lambda f, backend: lambda x: compiled(vmap(f), backend)(x[None])[0],
@@ -213,6 +214,7 @@ class Around(torch.nn.Module):
         return self.kernel(x)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("sets", [False, True])
 @pytest.mark.parametrize("way", ON_DEFAULT_DEVICES)
 @pytest.mark.parametrize("kernel", [squares, weighted, "method"])
@@ -224,8 +226,8 @@ def test_tensors_that_the_host_part_makes_on_the_default_device(device, kernel, 
     torch._dynamo.reset()
     x = torch.randn(5, dtype=torch.float64, device=device)
     if kernel == "method":
-        if way == "make_fx, symbolic":
-            pytest.skip("torch takes no tensors there that are around the function")
+        if way in ("make_fx, symbolic", "operator"):
+            pytest.skip("torch takes no tensors, or no object, that are around the function there")
         kernel = Scaled(torch.ones(1, dtype=torch.float64, device=device)).squares
     f = ON_DEFAULT_DEVICES[way](kernel, "aot_eager" if device == "meta" else "inductor")
     if sets:
@@ -269,3 +271,25 @@ def test_operators_of_kernels_that_name_devices_have_no_default_one():
     assert not kernel.operators.makes
     for kernel in (squares, weighted):
         assert kernel.operators.makes
+
+
+@weft.kernel
+def unannotated(x, n):
+    out = torch.empty(n, dtype=x.dtype)
+    for i in range(n):
+        out[i] = x[i] * x[i]
+    return out
+
+
+def test_operators_that_calls_on_a_default_device_have_made() -> None:
+    """There was said to be none."""
+    x = torch.ones(3, device="meta")
+    with torch.device("meta"):
+        torch.compile(unannotated, backend="aot_eager")(x, 2)
+        op = unannotated.op
+        assert op(x, 2).is_meta
+    assert unannotated.op is op
+    cpu = torch.compile(unannotated, backend="aot_eager")(torch.full((3,), 2.0), 2)
+    assert unannotated.op(torch.full((3,), 2.0), 2).tolist() == cpu.tolist() == [4.0, 4.0]
+    with torch.device("meta"):
+        assert unannotated.op is op

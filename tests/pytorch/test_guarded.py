@@ -216,6 +216,7 @@ def module(request, monkeypatch):
     return found
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("module", "change"),
     [pytest.param((before, size), change, id=f"{size} after {change}")

@@ -6,6 +6,7 @@ import functools
 import pathlib
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -56,7 +57,7 @@ def optimized(text: str, arch: str, functions: Sequence[str] = ()) -> llvm.Modul
 
 def assemble(module: llvm.ModuleRef, arch: str) -> str:
     """The PTX of an optimised module."""
-    return roomy(wrapping(complemented(machine(arch).emit_assembly(module))))
+    return roomy(ordered(wrapping(complemented(machine(arch).emit_assembly(module)))))
 
 
 _NEGATION = re.compile(r"\b(?:neg\.s(16|32)(\s+)(%\w+), |sub\.s(16|32)(\s+)(%\w+), 0, )(%\w+);")
@@ -87,6 +88,42 @@ def wrapping(text: str) -> str:
         r"{ .reg .b16 %sign, %other;\n\tshr.s16 %sign, \2, 15;\n\txor.b16 %other, \2, %sign;\n"
         r"\tsub.s16 \1, %other, %sign; }", text
     )  # fmt: skip
+
+
+_RESULT = re.compile(r"^\t(?:@!?%\w+ )?([\w.]+)\s+(%\w+), (.*);$", re.MULTILINE)
+_COMPARED = re.compile(r"\bsetp\.([gl][te])((?:\.ftz)?\.f32\s+%\w+), (%\w+), 0f(\w{8});")
+
+
+def ordered(text: str) -> str:
+    """PTX in which ``|x| > -1``, ``|x| >= 0`` and ``-|x| < 1`` of floats, and the same of
+    ``exp2(x)``, ask whether ``x`` is a number: NVIDIA's assembler (ptxas 13.0 for sm_90, with
+    optimisation) takes them for true, also of NaN."""
+    bodies = re.split(r"(?m)^(?=\.(?:visible |weak )?(?:\.entry|\.func))", text)
+    return "".join(map(_ordered, bodies))
+
+
+def _ordered(body: str) -> str:
+    """``ordered`` of one function, which has registers of its own."""
+    signs = dict[str, set[int]]()  # of registers: 1 of what is never below 0, -1 of its negation
+    for name, register, operands in _RESULT.findall(body):
+        if name == "abs.f32" or name.startswith("ex2.approx"):
+            found = {1}
+        elif name == "neg.f32":
+            found = {-sign for sign in signs.get(operands, {0})}
+        else:
+            found = {0}
+        signs[register] = signs.get(register, set()) | found
+
+    def asked(found: re.Match[str]) -> str:
+        relation, form, register, constant = found.groups()
+        (c,) = struct.unpack(">f", bytes.fromhex(constant))
+        sign = {"g": {1}, "l": {-1}}[relation[0]]
+        c = -c if relation[0] == "l" else c
+        if signs.get(register) != sign or not (c < 0 or (c == 0 and relation[1] == "e")):
+            return found[0]
+        return f"setp.num{form}, {register}, {register};"
+
+    return _COMPARED.sub(asked, body)
 
 
 _PARAMETER = re.compile(r"^\s*\.param .*?\.[busf](\d+) .*?(?:\[(\d+)\])?,?$", re.MULTILINE)

@@ -211,14 +211,20 @@ class Operators:
         return put_together(self.returned.form, iter(tensors))
 
     def default(self) -> Any:
-        """The operator by annotations, or the one that was made first."""
-        for made in _made_by_calls(self):
-            _shard(made)
-            return made.overload
-        found = _annotated(self)
-        if not isinstance(found, Parameter):
-            return found
-        raise _unmade(self, found.name)
+        """The operator by annotations, or the one that was made first: for the default device, if
+        there is one."""
+        ambient = _of_default_device(self)
+        calls = _made_by_calls(self)
+        found = next((made for own, made in calls if own == ambient), None)
+        annotated = _annotated(self) if found is None else None
+        if isinstance(annotated, Parameter):
+            if not calls:
+                raise _unmade(self, annotated.name)
+            _, found = calls[0]
+        if found is None:
+            return annotated
+        _shard(found)
+        return found.overload
 
     def candidates(self, loop: tuple[int, str] | None) -> Iterator[Any]:
         """The operators that one which a graph names can be of: of this device loop and the types
@@ -369,14 +375,18 @@ for _method in _CONSTANT:  # what torch.compiler.assume_constant_result does, wi
     _method._dynamo_marked_constant = True
 
 
-def _made_by_calls(operators: Operators) -> Iterator[Operator]:
+def _made_by_calls(operators: Operators) -> list[tuple[Ambient, Operator]]:
     """Those operators of calls that are as good as the one by annotations. Where a number may be
     None, that of a call has None fixed in it, or takes numbers alone."""
     if any(p.optional and p.kind in SCALARS.values() for p in operators.parameters):
-        return
-    for (*_, ambient), made in operators.made.items():
-        if not ambient and CHANGING not in made.types:
-            yield made
+        return []
+    return [(ambient, made) for (*_, ambient), made in operators.made.items()
+            if all(kind == "" for kind, _ in ambient) and CHANGING not in made.types]  # fmt: skip
+
+
+def _of_default_device(operators: Operators) -> Ambient:
+    device = default_device() if operators.makes else ""
+    return (("", device),) if device else ()
 
 
 def _unmade(operators: Operators, name: str) -> KernelTypeError:
@@ -403,7 +413,8 @@ def _annotated(operators: Operators) -> Any:
         if kind is None:
             return parameter
         types.append(kind + "?" if parameter.optional else kind)
-    return operators.find(tuple(types), fixed, operators.guarded.decides()).overload
+    ambient = _of_default_device(operators)
+    return operators.find(tuple(types), fixed, operators.guarded.decides(), ambient).overload
 
 
 def _fits_schema(parameter: Parameter, kind: str) -> bool:

@@ -119,5 +119,5 @@ def test_random_changes_of_what_is_captured(part: int) -> None:
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_graphs_have_the_sizes_that_random_objects_decide(part: int) -> None:
-    for _ in range(max(COUNT // 10 // PARTS, 6)):
+    for _ in range(max(COUNT // 10 // PARTS, 3)):
         deciding.check(Random())

@@ -176,6 +176,7 @@ def test_they_are_refused_by_graphs(kernel: Any, needs: bool) -> None:
         torch.compile(kernel, backend="aot_eager")(torch.ones(3, requires_grad=needs))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("needs", [False, True])
 @pytest.mark.parametrize(
     "kernel", [named, by_dict_of_object, *(k for k in GRAPHS if k is not by_lambda)]

@@ -356,6 +356,7 @@ def test_compiled_tangents_of_a_batch_that_writes_to_what_is_read():
         compiled(x)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("of", ["both", "x", "y"])
 @pytest.mark.parametrize("dims", [(0, 0), (0, None), (1, 1)])

@@ -18,7 +18,7 @@ import torch
 from torch._guards import TracingContext
 from torch.utils import _pytree as pytree
 
-from weft.errors import CompileError, KernelValueError, warn
+from weft.errors import CompileError, KernelTypeError, KernelValueError, warn
 from weft.frontend.lower import Lowered, lower
 from weft.frontend.parameters import element_shape
 from weft.frontend.scope import OF
@@ -173,6 +173,18 @@ def hidden_write(name: str, span: Span) -> KernelValueError:
         f"`{name}` is written, and it is not a tensor argument of the kernel", span,
         help="torch.compile and other transforms must see what is written: pass the tensor as an "
         "argument",
+    )  # fmt: skip
+
+
+def unmade(kernel: KernelLike, name: str, in_loops: bool) -> KernelTypeError:
+    """What is said where a kernel's operator is asked for, and what its parameter ``name`` is is
+    not known. ``in_loops``: graphs have operators of its loops."""
+    other = ", or call the kernel once through the operator (under torch.compile, say)"
+    if in_loops:
+        other = "; graphs of it have operators of its loops, not one of the whole kernel"
+    return KernelTypeError(
+        f"the operator of `{kernel.__name__}` is not made yet: nothing says what `{name}` is",
+        kernel.span, help=f"annotate every parameter (torch.Tensor, float, int, bool){other}",
     )  # fmt: skip
 
 

@@ -62,11 +62,23 @@ class Guarded:
         self.decides: Any = deciding(*self.host_part)
         self.readings: dict[str, tuple[Any, Any]] = {}  # of graphs, by what they read
 
+    def around(self, token: str) -> tuple[Any, ...]:
+        """What decides now. Dynamo traces this, and guards what is read."""
+        key = self.look(token)
+        if not key:
+            return ()
+        decides, watches = self.readings[key]
+        watches()
+        return decides()
+
     def look(self, token: str) -> str:
-        """The key in ``readings`` of what is there now. Dynamo, which calls this as it is, guards
-        the ``token`` of the kernel."""
+        """The key in ``readings`` of what is there now, "" of nothing. Dynamo, which calls this as
+        it is, guards the ``token`` of the kernel."""
         decides: Any = deciding(*self.host_part)
         watches: Any = watching(*self.host_part[:2])
+        if not decides.names and not watches.names:
+            self.decides = decides
+            return ""
         key = f"{token} {decides.key} {watches.key}"
         self.decides, _ = self.readings.setdefault(key, (decides, watches))
         return key
@@ -77,7 +89,9 @@ _Part = tuple[Callable[..., Any], str, list[str]]
 
 def _readings(parts: Sequence[_Part], each: str) -> Reading:
     """Gives what ``each`` says of all places."""
-    readings = [_reading(f, [each.format(text) for text in found]) for f, _, found in parts]
+    readings = [
+        _reading(f, [each.format(text) for text in found]) for f, _, found in parts if found
+    ]
 
     def made() -> tuple[Any, ...]:
         values: tuple[Any, ...] = ()
@@ -85,7 +99,7 @@ def _readings(parts: Sequence[_Part], each: str) -> Reading:
             values += reading()
         return values
 
-    named: Any = made
+    named: Any = readings[0] if len(readings) == 1 else made  # Dynamo guards each step to it
     named.names = tuple(f"{label}{text}" for _, label, found in parts for text in found)
     named.key = repr([(id(f), found) for f, _, found in parts])
     return named

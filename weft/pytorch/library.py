@@ -46,18 +46,11 @@ from weft.pytorch.batches import (
 from weft.pytorch.changing import CHANGING, as_constant, as_tensor, changes, of_constant
 from weft.pytorch.derivative_ops import transformed
 from weft.pytorch.dynamo import changed, finds_globals
-from weft.pytorch.fake import changed_error, hidden_write, no_argument, of_samples
+from weft.pytorch.fake import changed_error, hidden_write, no_argument, of_samples, unmade
 from weft.pytorch.forward_level import has_dual, is_open
 from weft.pytorch.guarded import Guarded
 from weft.pytorch.hidden import captured, check_captured
-from weft.pytorch.identity import (
-    chains,
-    decided_by,
-    fingerprint,
-    makes_tensors,
-    may_draw,
-    text_of,
-)
+from weft.pytorch.identity import chains, decided_by, fingerprint, makes_tensors, may_draw, text_of
 from weft.pytorch.members import Like, MemberKernel, key_of, members_of, reads_of, schema_type
 from weft.pytorch.namespace import in_ascii, is_sharded, namespace_of
 from weft.pytorch.operator import Operator, OperatorForm
@@ -187,8 +180,7 @@ class Operators:
         if any(not isinstance(like, str) for like in likes):
             key = self.make_of_members(self.token, likes)
             return self.assemble(self.of_members[key].traced(members, {}), values)
-        decides, watches = self.guarded.readings[self.guarded.look(self.token)]
-        _, around = watches(), decides()
+        around = self.guarded.around(self.token)
         constants, device = tuple(map(as_constant, fixed)), default_device() if self.makes else ""
         name = self.name_for(self.token, tuple(types), constants, around, device)
         out = getattr(getattr(torch.ops, self.namespace), name).default(*passed)
@@ -213,18 +205,7 @@ class Operators:
     def default(self) -> Any:
         """The operator by annotations, or the one that was made first: for the default device, if
         there is one."""
-        ambient = _of_default_device(self)
-        calls = _made_by_calls(self)
-        found = next((made for own, made in calls if own == ambient), None)
-        annotated = _annotated(self) if found is None else None
-        if isinstance(annotated, Parameter):
-            if not calls:
-                raise _unmade(self, annotated.name)
-            _, found = calls[0]
-        if found is None:
-            return annotated
-        _shard(found)
-        return found.overload
+        return _default(self)
 
     def candidates(self, loop: tuple[int, str] | None) -> Iterator[Any]:
         """The operators that one which a graph names can be of: of this device loop and the types
@@ -375,6 +356,20 @@ for _method in _CONSTANT:  # what torch.compiler.assume_constant_result does, wi
     _method._dynamo_marked_constant = True
 
 
+def _default(operators: Operators) -> Any:
+    ambient, calls = _of_default_device(operators), _made_by_calls(operators)
+    found = next((made for own, made in calls if own == ambient), None)
+    if found is None:
+        annotated = _annotated(operators)
+        if not isinstance(annotated, Parameter):
+            return annotated
+        if not calls:
+            raise unmade(operators.kernel, annotated.name, len(operators.loops) > 0)
+        _, found = calls[0]
+    _shard(found)
+    return found.overload
+
+
 def _made_by_calls(operators: Operators) -> list[tuple[Ambient, Operator]]:
     """Those operators of calls that are as good as the one by annotations. Where a number may be
     None, that of a call has None fixed in it, or takes numbers alone."""
@@ -387,17 +382,6 @@ def _made_by_calls(operators: Operators) -> list[tuple[Ambient, Operator]]:
 def _of_default_device(operators: Operators) -> Ambient:
     device = default_device() if operators.makes else ""
     return (("", device),) if device else ()
-
-
-def _unmade(operators: Operators, name: str) -> KernelTypeError:
-    kernel = operators.kernel
-    other = ", or call the kernel once through the operator (under torch.compile, say)"
-    if operators.loops:
-        other = "; graphs of it have operators of its loops, not one of the whole kernel"
-    return KernelTypeError(
-        f"the operator of `{kernel.__name__}` is not made yet: nothing says what `{name}` is",
-        kernel.span, help=f"annotate every parameter (torch.Tensor, float, int, bool){other}",
-    )  # fmt: skip
 
 
 def _annotated(operators: Operators) -> Any:

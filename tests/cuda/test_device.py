@@ -18,6 +18,7 @@ import weft
 from benchmarks import gpu_check
 from benchmarks.rows import column_sums, row_sums
 from examples import beside, causal_conv, gallery, softmax
+from tests.cuda.test_ptx import above_negative_numbers
 from tests.examples.test_gradients import CASES
 
 pytestmark = [
@@ -414,19 +415,6 @@ def test_extrema_of_negations(dtype: torch.dtype) -> None:
     extrema_of_negations(a, b, out, 3)
     extrema_of_negations(a.cuda(), b.cuda(), found, 3)
     assert torch.equal(found.cpu(), out)
-
-
-@weft.kernel(strict_math=True)
-def above_negative_numbers(x, out):
-    for i in range(x.shape[0]):
-        out[i, 0] = 1.0 if abs(x[i]) > -0.5 else 2.0
-        out[i, 1] = 1.0 if abs(x[i]) >= 0.0 else 2.0
-        out[i, 2] = 1.0 if -abs(x[i]) < 0.5 else 2.0
-        out[i, 3] = 1.0 if -abs(x[i]) <= 0.0 else 2.0
-        out[i, 4] = 1.0 if 2.0 ** x[i] > -0.5 else 2.0
-        out[i, 5] = 1.0 if 2.0 ** x[i] >= 0.0 else 2.0
-        out[i, 6] = 1.0 if abs(x[i]) > 0.0 else 2.0
-        out[i, 7] = 1.0 if -abs(x[i]) < 0.5 else 2.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -9,7 +9,9 @@ import itertools
 import linecache
 import sys
 import types
+from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import torch
 from torch._dynamo.testing import CompileCounter
@@ -86,6 +88,7 @@ class World:
         return self.pick(f"{held}.n = {n}", f"{held}.m = {n}", f"{held}.table['k'] = {n}",
                          f"COUNT = {n}", f"SIZES['k'] = {n}", "ROW.reverse()", "ROW.append(b)",
                          f"{held}.row.append(a)", "ALL['b'], ALL['a'] = ALL['a'], ALL['b']",
+                         f"g{self.functions - 1} = g{self.random.randrange(self.functions)}",
                          "ROW[0] = b", "pass")  # fmt: skip
 
 
@@ -96,12 +99,15 @@ def check(random: Random) -> None:
     module = types.ModuleType(f"decided_{next(_numbers)}")
     file = f"<{module.__name__}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    sys.modules[module.__name__] = module  # where Dynamo finds its globals
+    place = random.choice(("own", "imported", "executed"))
+    if place != "executed":
+        sys.modules[module.__name__] = module  # where Dynamo finds its globals
     torch.compiler.reset()
     try:
         exec(compile(text, file, "exec"), vars(module))
         counter, x = CompileCounter(), torch.tensor([1.0, 2.0], dtype=torch.float64)
-        compiled = torch.compile(module.caller, backend=counter, fullgraph=True)
+        caller = module.caller if place == "own" else _elsewhere(module)
+        compiled = torch.compile(caller, backend=counter, fullgraph=True)
         done: list[str] = []
         for _ in range(4):
             for _ in range(2):  # the second time by the graph that the first has made
@@ -116,4 +122,15 @@ def check(random: Random) -> None:
             error.add_note(text)
         raise
     finally:
-        del sys.modules[module.__name__], linecache.cache[file]
+        sys.modules.pop(module.__name__, None)
+        del linecache.cache[file]
+
+
+def _elsewhere(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The same caller in this module, whose globals are not the kernel's."""
+
+    def caller(x: torch.Tensor) -> torch.Tensor:
+        y = module.sized(x)
+        return y * y.shape[0]
+
+    return caller

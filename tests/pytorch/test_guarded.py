@@ -9,8 +9,10 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from torch.torch_version import TorchVersion
 
+import weft
+
 MODULE = """
-import functools
+import enum, functools
 from collections import deque
 from typing import NamedTuple
 from types import SimpleNamespace
@@ -89,6 +91,12 @@ def more(): return COUNT + 1
 def applied(f, *args): return f(*args)
 def most(*args): return max(h.n for h in args)
 def given(): return held
+def called(): return counted()
+def by_default(n=2): return n
+def by_name(*, n=2): return n
+def by_three(): return 3
+class Mode(enum.Enum):
+    SHORT, LONG = 2, 3
 
 child, asked, described, config = Child(), Asked(), Described(), Config(n=2)
 held, slots, layer, COUNT = Held(), Slots(), Layer(), 2
@@ -101,6 +109,14 @@ space = SimpleNamespace(held=Held(), n=2)
 node = SimpleNamespace(n=0, next=SimpleNamespace(n=2, next=None))
 ring = SimpleNamespace(n=2, next=None)
 ring.next = ring
+mode, ones = Mode.SHORT, [1, 1]
+
+@weft.kernel
+def other(x: torch.Tensor) -> torch.Tensor:
+    out = x.new_zeros(COUNT)
+    for i in range(out.shape[0]):
+        out[i] = x[0]
+    return out
 
 @weft.kernel
 def sized(x: torch.Tensor) -> torch.Tensor:
@@ -203,20 +219,45 @@ if TorchVersion(torch.__version__) >= "2.12":
     SIZES += [("", size, "Held.kind = 3") for size in OF_CLASSES]
 
 
+SIZES += [
+    ("", "sizes.get('a', 2)", "sizes['a'] = 3"),
+    ("", "sizes.get('m', 2)", "sizes['m'] = 3"),
+    ("", "len(sizes) + 1", "sizes['m'] = 0"),
+    ("", "ones[0] + 1", "ones[0] = 2"),
+    ("", "len(ones)", "ones.append(0)"),
+    ("", "sum(ones)", "ones[1] = 2"),
+    ("", "mode.value", "mode = Mode.LONG"),
+    ("", "by_default()", "by_default.__defaults__ = (3,)"),
+    ("", "by_name()", "by_name.__kwdefaults__ = {'n': 3}"),
+    ("", "counted()", "counted = lambda: 3"),
+    ("", "counted()", "counted = by_three"),
+    ("", "counted()", "counted.__code__ = by_three.__code__"),
+    ("", "called()", "COUNT = 3"),
+    ("", "other(x).shape[0]", "COUNT = 3"),
+]
+
+
 @pytest.fixture
-def module(request, monkeypatch):
+def imported():
+    return True
+
+
+@pytest.fixture
+def module(request, imported, monkeypatch):
     before, size = request.param
     text = MODULE.replace("{size}", size).replace("{before}", before or "pass")
-    found = ModuleType("sizes_of_graphs")
+    found = ModuleType(f"sizes_{len(linecache.cache)}")  # Dynamo keeps that it was imported
     file = f"<module {len(linecache.cache)}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    monkeypatch.setitem(sys.modules, found.__name__, found)  # where Dynamo finds its globals
+    if imported:
+        monkeypatch.setitem(sys.modules, found.__name__, found)  # where Dynamo finds its globals
     exec(compile(text, file, "exec"), vars(found))
     torch._dynamo.reset()
     return found
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("imported", [True, False], ids=["imported", "executed"])
 @pytest.mark.parametrize(
     ("module", "change"),
     [pytest.param((before, size), change, id=f"{size} after {change}")
@@ -226,9 +267,15 @@ def module(request, monkeypatch):
 def test_what_decides_is_guarded_wherever_it_is(module, change):
     """What follows the kernel had the size that the graph was made for, without a word."""
     counter = CompileCounter()
-    compiled = torch.compile(module.caller, backend=counter, fullgraph=True)
+
+    def caller(x):
+        y = module.sized(x)
+        return y * y.shape[0]
+
+    compiled = torch.compile(caller, backend=counter, fullgraph=True)
     for _ in range(2):
         assert compiled(torch.ones(1)).tolist() == [2.0, 2.0]
+        module.first.rate = 0.75  # which decides nothing
     assert counter.frame_count == 1
     exec(change, vars(module))
     assert compiled(torch.ones(1)).tolist() == [3.0, 3.0, 3.0]
@@ -257,3 +304,35 @@ def test_what_is_not_read_makes_no_graph(module):
         module.held.step = step
         compiled(torch.ones(1))
     assert counter.frame_count == 1
+
+
+def local_kernel():
+    count, held = 2, [1]
+
+    @weft.kernel
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        assert x.shape[0] > 0
+        out = x.new_zeros(count * held[0])
+        for i in range(out.shape[0]):
+            out[i] = x[0]
+        return out
+
+    def set_count(value):
+        nonlocal count
+        count = value
+
+    def caller(x):
+        y = kernel(x)
+        return y * y.shape[0]
+
+    return caller, set_count, held
+
+
+def test_numbers_around_a_kernel_that_is_no_global():
+    """Dynamo makes symbols of such numbers when they change, and ended in an error of its own."""
+    caller, set_count, held = local_kernel()
+    compiled = torch.compile(caller, backend="eager", fullgraph=True)
+    for count, factor in ((2, 1), (3, 1), (4, 1), (4, 2), (4, 3)):
+        set_count(count)
+        held[0] = factor
+        assert compiled(torch.ones(1)).tolist() == [count * factor] * (count * factor)

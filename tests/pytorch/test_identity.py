@@ -228,66 +228,6 @@ def test_what_the_host_part_takes_from_around_it_is_guarded(monkeypatch):
     assert counter.frame_count == 5
 
 
-DECIDED = """
-import enum, torch, weft
-class Mode(enum.Enum):
-    SHORT, LONG = 2, 3
-def of(n=2):
-    return n
-def through():
-    return inner()
-def inner():
-    return COUNT
-MODE, COUNT, SIZES, HELD = Mode.SHORT, 2, {"n": 2, "rate": 0.5}, [1, 1]
-@weft.kernel
-def other(x: torch.Tensor) -> torch.Tensor:
-    out = x.new_zeros(COUNT)
-    for i in range(out.shape[0]):
-        out[i] = x[0]
-    return out
-@weft.kernel
-def sized(x: torch.Tensor) -> torch.Tensor:
-    assert x.shape[0] > 0  # no graph holds this host part
-    out = x.new_zeros({size})
-    for i in range(out.shape[0]):
-        out[i] = x[i % x.shape[0]]
-    return out
-def caller(x):
-    y = sized(x)
-    return y * y.shape[0]
-"""
-
-
-@pytest.mark.parametrize(
-    ("size", "change"),
-    [
-        ("SIZES['n']", "SIZES['n'] = 3"),
-        ("SIZES.get('n', 2)", "SIZES['n'] = 3"),
-        ("SIZES.get('m', 2)", "SIZES['m'] = 3"),
-        ("len(SIZES)", "SIZES['m'] = 0"),
-        ("HELD[0] + 1", "HELD[0] = 2"),
-        ("len(HELD)", "HELD.append(0)"),
-        ("sum(HELD)", "HELD[1] = 2"),
-        ("MODE.value", "MODE = Mode.LONG"),
-        ("through()", "COUNT = 3"),
-        ("of()", "of.__defaults__ = (3,)"),
-        ("other(x).shape[0]", "COUNT = 3"),
-    ],
-)
-def test_other_places_of_what_decides_are_guarded(size, change, monkeypatch):
-    """The graph has the size that it was made for in what follows the kernel."""
-    module = defined(DECIDED.replace("{size}", size))
-    monkeypatch.setitem(sys.modules, module.__name__, module)  # for globals of what is called
-    counter = CompileCounter()
-    compiled = torch.compile(module.caller, backend=counter, fullgraph=True)
-    assert compiled(torch.ones(1)).tolist() == [2.0, 2.0]
-    module.SIZES["rate"] = 0.75  # which decides nothing
-    assert compiled(torch.ones(1)).tolist() == [2.0, 2.0]
-    assert counter.frame_count == 1
-    exec(change, vars(module))
-    assert compiled(torch.ones(1)).tolist() == [3.0, 3.0, 3.0]
-
-
 @weft.kernel
 def fitted(x: torch.Tensor) -> torch.Tensor:
     assert x.shape[0] > 0

@@ -195,11 +195,6 @@ def no_argument(name: str, kernel: str, what: str) -> str:
             return f"the arguments do not fit the parameters of `{kernel}`"
         case "nested":
             return f"`{name}` is a nested tensor: pass its values, and wrap what comes of it"
-        case "module":
-            return (
-                f"`{kernel}` reads globals, and its module `{name}` is not in sys.modules, where "
-                "torch.compile looks for them: put it there, or pass what is read as arguments"
-            )
         case "numpy":
             return (
                 f"`{name}` is of NumPy: pass a number as Python's (`.item()`), made before the "

@@ -10,7 +10,7 @@ import functools
 import inspect
 import types
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ import torch
 from weft.errors import SourceUnavailableError
 from weft.frontend.names import MISSING, Scope, dotted, root_name
 from weft.lang.dtypes import DType
+from weft.pytorch.dynamo import finds_globals
 from weft.pytorch.identity import global_names, is_imported
 from weft.pytorch.reachable import has_items, is_plain, is_users, member, reachable
 from weft.source import children, codes, read_function
@@ -46,8 +47,6 @@ def watching(function: Callable[..., Any], tree: ast.FunctionDef) -> Reading:
     """Gives which tensors ``function``, and the functions that it calls, take from around them that
     need a derivative: as they are no arguments, a graph is refused then, and where Dynamo traces
     the call, it has guards for that."""
-    if not is_imported(function):
-        return _readings((), "")
     return _readings(_parts(function, tree, None, _is_tensor), "{}.requires_grad")
 
 
@@ -101,7 +100,7 @@ def _readings(parts: Sequence[_Part], each: str) -> Reading:
 
     named: Any = readings[0] if len(readings) == 1 else made  # Dynamo guards each step to it
     named.names = tuple(f"{label}{text}" for _, label, found in parts for text in found)
-    named.key = repr([(id(f), found) for f, _, found in parts])
+    named.key = repr([(id(f), finds_globals(f), found) for f, _, found in parts])
     return named
 
 
@@ -121,13 +120,21 @@ def _parts(
             if not _is_reached(called.function, function):
                 continue
             if places.found.get(text) is called.function:
-                texts += [f"{text}.{name}" for name in ("__defaults__", "__kwdefaults__")
-                          if wanted(getattr(called.function, name))]  # fmt: skip
+                texts += [f"{text}.{place}" for place, value in _defaults(called.function)
+                          if wanted(value)]  # fmt: skip
             if called.function not in done:
                 done.add(called.function)
                 left.append((called.function, called.tree, called.leave, f"{label}{text}: "))
         found.append((f, label, texts))
     return found
+
+
+def _defaults(function: Any) -> Iterator[tuple[str, Any]]:
+    """By their places; what Dynamo reads of a function, it guards the code of."""
+    yield "__defaults__", function.__defaults__
+    yield "__kwdefaults__", function.__kwdefaults__
+    for name, value in (function.__kwdefaults__ or {}).items():
+        yield f"__kwdefaults__[{name!r}]", value
 
 
 def _is_reached(value: Callable[..., Any], kernel: Callable[..., Any]) -> bool:
@@ -442,22 +449,43 @@ def _is_tensor(value: Any) -> bool:
 
 def _reading(function: Callable[..., Any], items: Sequence[str]) -> Any:
     """A function of the same variables around it that gives the values of ``items``; of those that
-    are not there any more, which a branch of ``function`` may know, a text."""
-    free = function.__code__.co_freevars
+    are not there any more, which a branch of ``function`` may know, a text. Where Dynamo finds no
+    globals by their names, they are items of a dict."""
+    free = (*function.__code__.co_freevars, "__decisive__")
+    if not finds_globals(function):
+        own = {*function.__globals__} - {*free}
+        items = [ast.unparse(_InDict(own).visit(ast.parse(item, mode="eval"))) for item in items]
+        free = (*free, "__globals__")
     each = "".join(
         f"  try: v{k} = {item}\n"
         f"  except (AttributeError, LookupError, NameError, TypeError): v{k} = 'absent'\n"
         for k, item in enumerate(items)
     )
     outer = (
-        f"def outer({', '.join((*free, '__decisive__'))}):\n def reading():\n{each}"
+        f"def outer({', '.join(free)}):\n def reading():\n{each}"
         f"  return ({''.join(f'v{k}, ' for k in range(len(items)))})\n"
     )
     made = compile(outer, "<weft reading>", "exec")
     inner = next(code for code in codes(made) if code.co_name == "reading")
-    own = {**Scope.of(function).cells, "__decisive__": types.CellType(decisive)}
-    cells = tuple(own[name] for name in inner.co_freevars)
-    return types.FunctionType(inner, function.__globals__, closure=cells)
+    cells = {
+        **Scope.of(function).cells,
+        "__decisive__": types.CellType(decisive),
+        "__globals__": types.CellType(function.__globals__),
+    }
+    closure = tuple(cells[name] for name in inner.co_freevars)
+    return types.FunctionType(inner, function.__globals__, closure=closure)
+
+
+class _InDict(ast.NodeTransformer):
+    """Makes items of ``__globals__`` of the ``names`` in an expression."""
+
+    def __init__(self, names: Set[str]) -> None:
+        self.names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if node.id not in self.names:
+            return node
+        return ast.Subscript(ast.Name("__globals__"), ast.Constant(node.id))
 
 
 def decisive(value: Any) -> Any:

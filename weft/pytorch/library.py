@@ -43,9 +43,16 @@ from weft.pytorch.batches import (
     of_all_samples,
     vectorizes,
 )
-from weft.pytorch.changing import CHANGING, as_constant, as_tensor, changes, of_constant
+from weft.pytorch.changing import (
+    CHANGING,
+    as_constant,
+    as_tensor,
+    changes,
+    of_constant,
+    without_symbols,
+)
 from weft.pytorch.derivative_ops import transformed
-from weft.pytorch.dynamo import changed, finds_globals
+from weft.pytorch.dynamo import changed
 from weft.pytorch.fake import changed_error, hidden_write, no_argument, of_samples, unmade
 from weft.pytorch.forward_level import has_dual, is_open
 from weft.pytorch.guarded import Guarded
@@ -175,12 +182,12 @@ class Operators:
             if like == "object":
                 return self.refused[self.refuse(parameter.name, "object")](*args, **kwargs)
         name, what = self.unsteady(self.token)
-        if name and (_is_differentiated(members) or what in ("asks_always", "module")):
+        if name and (_is_differentiated(members) or what == "asks_always"):
             return self.refused[self.refuse(name, what)](*args, **kwargs)
         if any(not isinstance(like, str) for like in likes):
             key = self.make_of_members(self.token, likes)
             return self.assemble(self.of_members[key].traced(members, {}), values)
-        around = self.guarded.around(self.token)
+        around = without_symbols(self.guarded.around(self.token))
         constants, device = tuple(map(as_constant, fixed)), default_device() if self.makes else ""
         name = self.name_for(self.token, tuple(types), constants, around, device)
         out = getattr(getattr(torch.ops, self.namespace), name).default(*passed)
@@ -297,7 +304,7 @@ class Operators:
     def unsteady(self, token: str) -> tuple[str, str]:
         """What is another in a derivative than in the call, and why a graph cannot have that."""
         assert token == self.token
-        return _unsteady(self)
+        return Around(self.kernel, {}, {}).unsteady()
 
     def refuse(self, name: str, what: str) -> str:
         """The key in ``refused`` of the kernel, in front of which Dynamo breaks its graph. Where it
@@ -311,13 +318,6 @@ class Operators:
 
     def _check_captured(self) -> None:
         check_captured(self.kernel, self.captured)
-
-
-def _unsteady(operators: Operators) -> tuple[str, str]:
-    function = operators.kernel.function
-    if operators.guarded.decides.names and not finds_globals(function):
-        return str(function.__module__), "module"
-    return Around(operators.kernel, {}, {}).unsteady()
 
 
 class MemberOperators(Operators):

@@ -74,6 +74,7 @@ def forms(device: str) -> dict[str, Form]:
         objects,
         orders,
         overlaps,
+        places,
         programs,
         queues,
         results,
@@ -128,7 +129,7 @@ def forms(device: str) -> dict[str, Form]:
         "transforms": Form(transforms.check_transforms, 0.25),
         "graphs": Form(graphs.check_graphs, 0.25),
         "parts": Form(overlaps.check_derivatives, 0.25, True),
-        "sizes": Form(deciding.check, 0.1, True),
+        "sizes": Form(deciding.check, 0.1, True), "places": Form(places.check, 0.1, True),
         "jagged": Form(jagged.check, 0.2, True),
         "chunks": Form(under(conditions.many_chunks, kernels(plain, nest)), 1.0, True),
         "streams": Form(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import weft
-from tests.fuzz import deciding
+from tests.fuzz import deciding, places
 from tests.fuzz.check import function
 
 COUNT = int(os.environ.get("WEFT_FUZZ_EXAMPLES", "6"))
@@ -121,3 +121,9 @@ def test_random_changes_of_what_is_captured(part: int) -> None:
 def test_graphs_have_the_sizes_that_random_objects_decide(part: int) -> None:
     for _ in range(max(COUNT // 10 // PARTS, 3)):
         deciding.check(Random())
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_graphs_of_kernels_in_random_places(part: int) -> None:
+    for _ in range(max(COUNT // 10 // PARTS, 3)):
+        places.check(Random())

@@ -200,7 +200,7 @@ def kernel(x):
 
 
 def test_globals_of_a_module_that_is_not_imported():
-    """Dynamo looks for the module: "No module named"."""
+    """Dynamo looks for the module ("No module named"), and has the dict instead."""
     module = types.ModuleType("nowhere")
     module.__file__ = "<nowhere>"
     linecache.cache["<nowhere>"] = (len(AWAY), None, AWAY.splitlines(True), "<nowhere>")
@@ -208,13 +208,10 @@ def test_globals_of_a_module_that_is_not_imported():
     exec(compile(AWAY, "<nowhere>", "exec"), vars(module))
     kernel, x = weft.kernel(module.kernel), torch.ones(3)
     torch._dynamo.reset()
-    compiled = torch.compile(kernel, backend="aot_eager")
+    compiled = torch.compile(kernel, backend="aot_eager", fullgraph=True)
     for module.MORE in (2, 4):
         assert torch.equal(compiled(x), kernel(x))
         assert kernel(x).shape == (3 + module.MORE,)
-    torch._dynamo.reset()
-    with pytest.raises(Exception, match=r"its module `nowhere` is not in sys\.modules"):
-        torch.compile(kernel, backend="aot_eager", fullgraph=True)(x)
 
 
 @weft.kernel

@@ -3,9 +3,13 @@ oracle."""
 
 from __future__ import annotations
 
+import linecache
+import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,6 +106,22 @@ def of_many(x, *ts, scale=1.0, **named):
     return out
 
 
+class Activated:
+    def __init__(self, w, act) -> None:
+        self.w, self.act = w, act
+
+    @weft.kernel
+    def call(self, b, x):
+        out = x * 1.0
+        for i in range(x.shape[0]):
+            out[i] += self.act(self.w[i] * x[i]) * b[i]
+        return out
+
+
+def softened(a):
+    return a / (1.0 + a * a)
+
+
 LAYER = Layer()
 CASES: dict[str, Callable[..., torch.Tensor]] = {
     "dict": lambda w, b, x: of_dict({"w": w, "b": b}, x),
@@ -111,6 +131,7 @@ CASES: dict[str, Callable[..., torch.Tensor]] = {
     "deep": lambda w, b, x: of_deep(Deep(Affine(w, b), [2, b], {"w": w, "k": 0.5}), x),
     "variadic": lambda w, b, x: of_many(x, w, w, b=b, scale=2.5),
     "module": lambda w, b, x: LAYER(x) * w + b,
+    "function": lambda w, b, x: Activated(w, softened).call(b, x),
 }
 
 
@@ -442,3 +463,129 @@ def test_what_is_of_numpy_breaks_the_graph() -> None:
         torch.testing.assert_close(torch.compile(call, backend="eager")(x, s), call(x, s))
     with pytest.raises(Exception, match=r"`s` is of NumPy: pass a number as Python's"):
         torch.compile(lambda x, s: times(x, s), fullgraph=True, backend="eager")(x, s)
+
+
+class Grand:
+    def __init__(self) -> None:
+        self.act, self.k = softened, 3.0
+
+
+class Child:
+    def __init__(self) -> None:
+        self.n, self.act, self.grand, self.pair = 2, softened, Grand(), Pair(softened, 2.0)
+
+    def method(self, v):
+        return v * self.n
+
+
+HELD = """
+@weft.kernel
+def kernel(self, x):
+    {host}
+    out = torch.zeros(2, dtype=x.dtype)
+    for i in range(out.shape[0]):
+        out[i] = x[i] + self.n
+    for i in range(out.shape[0]):
+        out[i] = out[i] * 0.5 + {value}
+    return out
+"""
+
+
+def held_kernel(host, value, monkeypatch):
+    """Of a module, where Dynamo finds its globals."""
+    module = ModuleType(f"held_{len(linecache.cache)}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    vars(module).update(weft=weft, torch=torch)
+    file = f"<{module.__name__}>"
+    text = HELD.replace("{host}", host).replace("{value}", value)
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    exec(compile(text, file, "exec"), vars(module))
+    return module.kernel
+
+
+@pytest.fixture
+def held(host, value, monkeypatch):
+    kernel = held_kernel(host, value, monkeypatch)
+    assert kernel.operators.loops  # Dynamo follows the host part
+    return SimpleNamespace(kernel=kernel, n=2, child=Child())
+
+
+@pytest.mark.parametrize(
+    ("host", "value"),
+    [
+        ("c = x", "self.child.act(x[i])"),
+        ("c = x", "self.child.grand.act(x[i]) * self.child.n"),
+        ("c = x", "self.child.pair.w(x[i])"),
+        ("c = self.child", "c.act(x[i])"),
+        ("c = self.child", "c.grand.act(x[i]) * c.n"),
+        ("c = self.child.pair", "c.w(x[i])"),
+        ("c = self", "c.child.act(x[i])"),
+    ],
+)
+def test_loops_read_objects_that_the_host_part_names(held) -> None:
+    """Where they called a function of one, there was no gradient, or an AttributeError of what
+    stands for the loop."""
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    compiled = torch.compile(held.kernel, backend="aot_eager", fullgraph=True)
+    found, expected = compiled(held, x), held.kernel(held, x)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(v.sum(), x) for v in (found, expected)))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, after a break
+@pytest.mark.parametrize(
+    ("host", "value", "name"),
+    [
+        ("c = self.child", "c.method(x[i])", "c"),
+        ("c = (self.child, 2)", "c[0].n", "c"),
+        ("c = x", "self.child.method(x[i])", "self.child"),
+    ],
+)
+def test_loops_call_methods_of_objects_that_the_host_part_names(held, name) -> None:
+    """A graph does not have those: it ended in an AttributeError of what stands for the loop."""
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+
+    def call(x):
+        return held.kernel(held, x) * 2.0
+
+    found, expected = torch.compile(call, backend="aot_eager")(x), call(x)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(v.sum(), x) for v in (found, expected)))
+    torch._dynamo.reset()
+    with pytest.raises(
+        Exception, match=f"`{re.escape(name)}` is an object of which `kernel` does not only"
+    ):
+        torch.compile(call, backend="aot_eager", fullgraph=True)(x)
+
+
+class Rates:
+    def __init__(self, a, b=0.5) -> None:
+        self.a, self.b = a, b
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("first", ["pass", "assert x.shape[0] > 0"])  # no graph holds the latter
+@pytest.mark.parametrize(
+    ("host", "value", "child"),
+    [
+        ("c = x", "self.child['a']", lambda k: {"a": k}),
+        ("c = x", "self.child['a']['b'][1]", lambda k: {"a": {"b": (0.5, k)}}),
+        ("c = x", "self.child[0]", lambda k: (k, 0.5)),
+        ("c = x", "self.child.w", lambda k: Pair(k, 0.5)),
+        ("c = x", "self.child.scale + self.child.w[i]", lambda k: Affine(torch.ones(2), None, k)),
+        ("c = self.child", "c['a']", lambda k: {"a": k}),
+        ("c = self.child", "c.a + self.child.b", lambda k: Rates(k)),
+        ("c = self", "c.child.a + self.child.b", lambda k: Rates(k)),
+    ],
+)
+def test_numbers_in_collections_change(host, first, value, child, monkeypatch) -> None:
+    """What became a symbol was no scalar to a loop; of an object that has a local name, the graph
+    had half of what is read."""
+    kernel = held_kernel(f"{first}\n    {host}", value, monkeypatch)
+    torch._dynamo.reset()
+    compiled = torch.compile(kernel, backend="aot_eager", fullgraph=True)
+    for k in (1, 3, 4):
+        held, x = SimpleNamespace(n=2, child=child(k)), torch.ones(2, requires_grad=True)
+        found, expected = compiled(held, x), kernel(held, x)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(v.sum(), x) for v in (found, expected)))

@@ -6,7 +6,7 @@ import ast
 import functools
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,24 @@ class Parameter:
         return self.position in (
             inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
         )  # fmt: skip
+
+
+def as_call(
+    parameters: Sequence[Parameter], values: Sequence[Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Values by parameter, as positional and keyword arguments."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for parameter, value in zip(parameters, values, strict=True):
+        if parameter.position is inspect.Parameter.VAR_POSITIONAL:
+            args += value
+        elif parameter.position is inspect.Parameter.VAR_KEYWORD:
+            kwargs |= value
+        elif parameter.position is inspect.Parameter.KEYWORD_ONLY:
+            kwargs[parameter.name] = value
+        else:
+            args.append(value)
+    return args, kwargs
 
 
 def annotations_of(function: Callable[..., Any]) -> dict[str, Any]:

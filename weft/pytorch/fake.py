@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,10 +23,12 @@ from weft.errors import CompileError, KernelTypeError, KernelValueError, warn
 from weft.frontend.lower import Lowered, lower
 from weft.frontend.parameters import element_shape
 from weft.frontend.scope import OF
-from weft.frontend.specs import Spec, TensorSpec
+from weft.frontend.specs import ConstSpec, Spec, TensorSpec, TupleSpec
 from weft.frontend.split import RegionArg
 from weft.ir.writes import written
+from weft.lang.dtypes import SYMBOLS
 from weft.lang.vectors import Backing
+from weft.pytorch.members import put_together, taken_apart
 from weft.runtime.backing import backed, is_backed, put_back
 from weft.runtime.launch import KernelLike, Launcher, empty_results
 from weft.runtime.overlap import OverlapWarning, fakes_need_order, is_number, place_of
@@ -232,7 +235,32 @@ def loose_spec(arg: RegionArg, value: Any) -> Spec:
             DTYPES[value.dtype], value.dim(), "strided", shape, inner, backing, pair=arg.pair,
             offset=getattr(element, "offset", ()), of_field=element is not None and not backing,
         )  # fmt: skip
-    return spec_of(arg, value)
+    return _known(spec_of(arg, value))
+
+
+def _known(spec: Spec) -> Spec:
+    """With numbers in place of the symbols in a collection that is compiled in: a graph is one for
+    these."""
+    if isinstance(spec, TupleSpec):
+        return replace(spec, items=tuple(map(_known, spec.items)))
+    found: list[Any] = []
+    like = taken_apart(spec.value, (), found) if isinstance(spec, ConstSpec) else None
+    if like is None or not any(isinstance(v, SYMBOLS) for v in found):
+        return spec
+    return ConstSpec(put_together(like, iter([_number(v) for v in found])))
+
+
+def _number(value: Any) -> Any:
+    """The number of a symbol, for which a graph is then made; another value as it is."""
+    match value:
+        case torch.SymInt():
+            return int(value)
+        case torch.SymFloat():
+            return float(value)
+        case torch.SymBool():
+            return bool(value)
+        case _:
+            return value
 
 
 def without_data(implementation: Callable[..., Any], kernel: KernelLike) -> Callable[..., Any]:

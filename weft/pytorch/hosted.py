@@ -32,7 +32,7 @@ from weft.pytorch.changing import CHANGING
 from weft.pytorch.forward_level import is_open
 from weft.pytorch.identity import is_imported
 from weft.pytorch.library import Operators, has_history
-from weft.pytorch.members import members_of
+from weft.pytorch.members import members_of, reads_of
 from weft.pytorch.operator import Operator
 from weft.pytorch.recipe import Fresh, Made, Place, Recipe, captured, cells_of
 from weft.runtime.launch import KernelLike, Launcher, gradient_error
@@ -241,7 +241,9 @@ def _kept(value: Any, written: Sequence[torch.Tensor], inside: bool) -> Any:
     """An argument that is read, or a copy where it is a view of one that is written: torch takes
     all of that for changed. Of a transform's views, Dynamo does not know."""
     if isinstance(value, list | tuple):
-        return [_kept(v, written, inside) for v in value]
+        items = [_kept(v, written, inside) for v in value]
+        named = hasattr(value, "_fields")
+        return items if isinstance(value, list) else type(value)(*items) if named else (*items,)
     unknown = inside and torch.compiler.is_dynamo_compiling()
     if not isinstance(value, torch.Tensor) or not (
         unknown or any(_of_one(value, w) for w in written)
@@ -433,14 +435,17 @@ class LoopKernel:
         self.span, self.described, self.scope = region.span, kernel.described, Scope.of(own)
         names = [a.name.replace(".", "_") for a in region.args]
         parameters: list[Parameter] = []
+        self.dotted: list[str] = []  # what the text calls each parameter
         for k, (arg, name) in enumerate(zip(region.args, names, strict=True)):
             if k in made:
                 parameters += [Parameter(f"{name}_size"), Parameter(f"{name}_stride"),
                                Parameter(f"{name}_dtype", "ScalarType"),
                                Parameter(f"{name}_device", "Device")]  # fmt: skip
+                self.dotted += [p.name for p in parameters[-4:]]
             elif not arg.captured or _is_key(arg):
                 kind = arg.parameter.kind if arg.parameter else ""
                 parameters.append(Parameter(name, "template" if arg.template else kind))
+                self.dotted.append(arg.name)
         self.own = frozenset(names[k] for k in self.given)
         outs = [names[k] for k in self.given] + region.results
         self.mutated = frozenset(names[k] for k in region.stored if k not in self.given)
@@ -508,6 +513,10 @@ class LoopKernel:
     def unconverted(self, *args: Any) -> Any:
         return self._host(self.kernel.current_launchers()[self.region.index :], *args)
 
+    def __call__(self, *args: Any) -> Any:
+        """In front of this, Dynamo breaks a graph that cannot have one of the arguments."""
+        return self.unconverted(*args)
+
     @property
     def launchers(self) -> list[Launcher]:
         return [self.kernel.launchers[self.region.index]]
@@ -530,6 +539,12 @@ class LoopOperators(Operators):
         super().__init__(cast(KernelLike, kernel), kernel.namespace, kernel.__name__)
         self.stem, self.draws = self.name, False  # the key of random numbers is an argument
         self.own, self.copies = kernel.own, bool(kernel.copied)
+        self.reads = reads_of(kernel.source.tree, kernel.dotted)
+        names = [p.name for p in kernel.parts.parameters]
+        self.label, self.shown = (
+            kernel.kernel.__name__,
+            dict(zip(names, kernel.dotted, strict=True)),
+        )
         self.given = "".join("r" if k in kernel.given else "-"
                              for k in range(len(kernel.region.args)))  # fmt: skip
 

@@ -83,14 +83,15 @@ class Operators:
         self.own = frozenset[str]()  # names that an operator of one loop makes, and returns
         self.copies = False  # whether it returns copies of arguments that the loop has written to
         self.namespace = namespace
-        self.name = in_ascii(name)
+        self.name, self.label = in_ascii(name), kernel.__name__  # of operators, and in messages
+        self.shown: dict[str, str] = {}  # parameters that have another name in messages
         # Dynamo guards each string that it reads of an object: by this, which kernel it is.
         self.token = f"{name} {uuid.uuid4()}"
         self.made: dict[tuple[Any, ...], Operator] = {}
         self.refused: dict[str, Callable[..., Any]] = {}
         self.of_members: dict[str, MemberOperators] = {}
         self.parameters = kernel.parts.parameters
-        self.reads = reads_of(kernel.source.tree, self.parameters)
+        self.reads = reads_of(kernel.source.tree, [p.name for p in self.parameters])
         self.returned, self.captured = one_return(kernel), captured(kernel)
         loops = frozenset[ast.AST](region.node for region in kernel.parts.regions)
         self.guarded = Guarded(kernel.function, kernel.source.tree, loops)
@@ -311,7 +312,7 @@ class Operators:
         must not, the message says what the argument for ``name`` is that a graph cannot have."""
         key = f"{what} {name}"
         if key not in self.refused:
-            reason = no_argument(name, self.kernel.__name__, what)
+            reason = no_argument(self.shown.get(name, name), self.label, what)
             kernel: Any = self.kernel
             self.refused[key] = torch.compiler.disable(kernel.__call__, reason=reason)
         return key
@@ -328,10 +329,9 @@ class MemberOperators(Operators):
         kernel = MemberKernel(of.kernel, likes)
         # It has what an operator asks of a kernel, and is not called.
         super().__init__(cast(KernelLike, kernel), of.namespace, of.name)
-        self.draws = of.draws
+        self.draws, self.own, self.copies = of.draws, of.own, of.copies
         self.letters = "".join(of.letters[k] for k in kernel.origins)
-
-        self.of = of
+        self.label, self.of = of.label, of
 
     def _check_captured(self) -> None:
         self.of._check_captured()

@@ -20,13 +20,12 @@ from typing import Any
 import torch
 
 from weft.frontend.members import parts_of
-from weft.frontend.names import root_name
-from weft.frontend.parameters import Parameter
+from weft.frontend.names import bound_names, dotted, root_name
+from weft.frontend.parameters import Parameter, as_call
 from weft.frontend.split import HostPart
 from weft.lang.dtypes import DType
 from weft.pytorch.changing import without_symbols
 from weft.pytorch.identity import chains
-from weft.pytorch.operator import as_call
 from weft.runtime.launch import KernelLike, Launcher
 from weft.source import subtree
 
@@ -48,31 +47,55 @@ Like = str | tuple[type, tuple[Any, ...], tuple[Any, ...]]
 Reads = tuple[tuple[str, Any], ...]
 
 
-def reads_of(tree: ast.FunctionDef, parameters: Sequence[Parameter]) -> tuple[Reads, ...]:
-    """What the text of a kernel reads of each of its parameters."""
-    found: dict[str, dict[str, Any] | None] = {p.name: {} for p in parameters}
+def reads_of(tree: ast.FunctionDef, names: Sequence[str]) -> tuple[Reads, ...]:
+    """What the text of a kernel reads of each of what it knows by these dotted ``names``, or by a
+    local name for a part of it (``c = held.child``)."""
+    found: dict[str, dict[str, Any] | None] = {name: {} for name in names}
+    called = _local_names(tree, {name.partition(".")[0] for name in names})
+
+    def steps(chain: ast.expr) -> list[str]:
+        first, *rest = dotted(chain).split(".")
+        return [*steps(called[first]), *rest] if first in called else [first, *rest]
+
     changed = {
-        root_name(n) for n in subtree(tree)
-        if isinstance(n, ast.Attribute) and not isinstance(n.ctx, ast.Load)
+        steps(n)[0] for n in subtree(tree)
+        if isinstance(n, ast.Attribute) and not isinstance(n.ctx, ast.Load) and root_name(n)
     }  # fmt: skip
     for statement in tree.body:
-        for chain in chains(statement):
-            names: list[str] = []
-            while isinstance(chain, ast.Attribute):
-                names.insert(0, chain.attr)
-                chain = chain.value
-            assert isinstance(chain, ast.Name)
-            at = found.get(chain.id)
-            if not names or chain.id in changed:
-                found[chain.id] = None
-            elif at is not None:
-                for name in names:
-                    at = at.setdefault(name, {})
-    return tuple(_frozen(found[p.name] or {}) for p in parameters)
+        for chain in chains(statement, frozenset(called.values())):
+            path = steps(chain)
+            for k in range(1, len(path) + 1):
+                place = ".".join(path[:k])
+                if place in found:
+                    found[place] = None if path[0] in changed else _add(found[place], path[k:])
+    return tuple(_frozen(found[name]) for name in names)
 
 
-def _frozen(read: dict[str, Any]) -> Reads:
-    return tuple((name, _frozen(inner)) for name, inner in read.items())
+def _local_names(tree: ast.FunctionDef, known: set[str]) -> dict[str, ast.expr]:
+    """The names that ``tree`` gives, once each, to what others hold, by what they stand for."""
+    bound = [name for statement in tree.body for name in bound_names(statement)]
+    found: dict[str, ast.expr] = {}
+    for statement in tree.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(name)], value=value):
+                root = root_name(value)
+                if root in known | {*found} and name not in known and bound.count(name) == 1:
+                    found[name] = value
+            case _:
+                pass
+    return found
+
+
+def _add(at: dict[str, Any] | None, steps: Sequence[str]) -> dict[str, Any] | None:
+    """``at`` with one more read; None where it is used as a whole."""
+    if at is None or not steps:
+        return None
+    first, *rest = steps
+    return at | {first: _add(at.get(first, {}), rest)}
+
+
+def _frozen(read: dict[str, Any] | None) -> Reads:
+    return tuple((name, _frozen(inner)) for name, inner in (read or {}).items())
 
 
 def schema_type(parameter: Parameter, value: Any) -> str:
@@ -275,6 +298,10 @@ class MemberKernel:
     def unconverted(self, *values: Any) -> Any:
         args, kwargs = self._call(values)
         return self.kernel.unconverted(*args, **kwargs)
+
+    def __call__(self, *values: Any) -> Any:
+        """In front of this, Dynamo breaks a graph that cannot have one of the members."""
+        return self.unconverted(*values)
 
     def recipe(self) -> None:
         """Its host part is none that machine code carries out."""

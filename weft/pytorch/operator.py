@@ -15,7 +15,7 @@ from torch.fx.node import has_side_effect
 
 from weft.errors import GradientError, KernelTypeError, KernelValueError, warn
 from weft.frames import shorten, user_frames
-from weft.frontend.parameters import EMPTY, Parameter, returned_types
+from weft.frontend.parameters import EMPTY, as_call, returned_types
 from weft.frontend.returns import Returned, tensors_of
 from weft.lang.dtypes import DType, tensor_of
 from weft.pytorch import flops
@@ -418,24 +418,6 @@ def needs_grad(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(needs_grad, value))
     return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-def as_call(
-    parameters: tuple[Parameter, ...], values: list[Any]
-) -> tuple[list[Any], dict[str, Any]]:
-    """Values by parameter, as positional and keyword arguments."""
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    for parameter, value in zip(parameters, values, strict=True):
-        if parameter.position is inspect.Parameter.VAR_POSITIONAL:
-            args += value
-        elif parameter.position is inspect.Parameter.VAR_KEYWORD:
-            kwargs |= value
-        elif parameter.position is inspect.Parameter.KEYWORD_ONLY:
-            kwargs[parameter.name] = value
-        else:
-            args.append(value)
-    return args, kwargs
 
 
 def list_made(

@@ -563,7 +563,7 @@ class Rates:
         self.a, self.b = a, b
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("first", ["pass", "assert x.shape[0] > 0"])  # no graph holds the latter
 @pytest.mark.parametrize(
     ("host", "value", "child"),

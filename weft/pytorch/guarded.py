@@ -352,6 +352,8 @@ class _Places:
             return fits
         if len(self.left) > _MOST_TEXTS or not is_users(function.__module__):
             return False
+        if any(at.count(".") + at.count("[") > _FARTHEST for at in bound.values()):
+            return False
         self.done.add(key)
         try:
             tree = (read_function(function) if kernel is None else kernel.source).tree
@@ -365,7 +367,8 @@ class _Places:
 
 
 _MOST_PLACES = 512  # until which others are looked for where what is read does not show
-_MOST_TEXTS = 256  # of functions, which may call each other with ever longer places
+_MOST_TEXTS = 256  # of functions
+_FARTHEST = 32  # steps to what a function is given: some call themselves, with ever longer places
 
 
 def _place(node: ast.AST, names: Mapping[str, str]) -> str | None:

@@ -81,6 +81,7 @@ def listed(out: Any) -> list[Any]:
 
 
 @pytest.mark.filterwarnings("ignore:.*`replaced`. it returns memory of an argument")
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("kernel", "totals"), KERNELS, ids=[k.__name__ for k, _ in KERNELS])
 @pytest.mark.parametrize("length", [0, 1, 3])

@@ -43,6 +43,7 @@ class Held:
     def __getitem__(self, k): return self.n
     def __call__(self): return self.n
 
+    def of_inner(self): return self.inner.count
     def itself(self): return self
     def by_attribute(self, name="n"): return getattr(self, name)
 
@@ -95,6 +96,8 @@ def called(): return counted()
 def by_default(n=2): return n
 def by_name(*, n=2): return n
 def by_three(): return 3
+def by_summed(held): return tables["summed"](held)
+def summed(held): return held.of_inner() + 0
 class Mode(enum.Enum):
     SHORT, LONG = 2, 3
 
@@ -109,7 +112,7 @@ space = SimpleNamespace(held=Held(), n=2)
 node = SimpleNamespace(n=0, next=SimpleNamespace(n=2, next=None))
 ring = SimpleNamespace(n=2, next=None)
 ring.next = ring
-mode, ones = Mode.SHORT, [1, 1]
+mode, ones, tables = Mode.SHORT, [1, 1], {"summed": summed}
 
 @weft.kernel
 def other(x: torch.Tensor) -> torch.Tensor:
@@ -233,6 +236,8 @@ SIZES += [
     ("", "counted()", "counted = by_three"),
     ("", "counted()", "counted.__code__ = by_three.__code__"),
     ("", "called()", "COUNT = 3"),
+    ("", "by_summed(held)", "held.inner.count = 3"),
+    ("", "by_summed((held, first)[0])", "held.inner.count = 3"),
     ("", "other(x).shape[0]", "COUNT = 3"),
 ]
 

@@ -17,7 +17,7 @@ import torch
 
 # pyright: reportPrivateUsage=false
 from weft.errors import SourceUnavailableError
-from weft.frontend.names import MISSING, Scope, dotted, root_name
+from weft.frontend.names import MISSING, Scope
 from weft.lang.dtypes import DType
 from weft.pytorch.dynamo import finds_globals
 from weft.pytorch.identity import global_names, is_imported
@@ -111,8 +111,21 @@ def _parts(
     """``function``, and the functions and kernels that it calls, each with the name of what finds
     it and the places of what it reads that is ``wanted``: its host part, around its ``loops``, or
     all of it where these are None."""
+    attributes, before = set[str](), -1
+    found: list[_Part] = []
+    while len(attributes) > before:  # until no text has others, which escaped objects are asked for
+        before = len(attributes)
+        found = _parts_by(function, tree, loops, wanted, attributes)
+    return found
+
+
+def _parts_by(
+    function: Callable[..., Any], tree: ast.FunctionDef, loops: frozenset[ast.AST] | None,
+    wanted: Callable[[Any], bool], attributes: set[str],
+) -> list[_Part]:  # fmt: skip
+    """These, with the ``attributes`` that the texts are known to have; adds others to them."""
     left, found = list[tuple[Any, ...]]([(function, tree, loops or frozenset(), "")]), []
-    done, attributes = {function}, set[str]()
+    done = {function}
     for f, own, leave, label in left:
         places = _Places(f, own, leave, loops is None, attributes)
         texts = [text for text, value in places.found.items() if wanted(value)]
@@ -273,23 +286,23 @@ class _Places:
             self.found[place] = self._resolved(ast.parse(place, mode="eval").body)
         return self.found[place]
 
-    def _resolved(self, node: ast.expr) -> Any:
+    def _resolved(self, node: ast.expr, scope: Scope | None = None) -> Any:
         match node:
             case ast.Name(name):
-                return self.scope.lookup(name)
+                return (scope or self.scope).lookup(name)
             case ast.Attribute(value=of, attr=name):
-                return member(self._resolved(of), name)
+                return member(self._resolved(of, scope), name)
             case ast.Subscript(value=of, slice=key):
-                base = self._resolved(of)
+                base = self._resolved(of, scope)
                 try:
                     return base[ast.literal_eval(key)] if has_items(base) else MISSING
                 except (LookupError, TypeError):
                     return MISSING
             case ast.Call(func=ast.Attribute(value=of, attr="get"), args=[ast.Constant(key)]):
-                base = self._resolved(of)
+                base = self._resolved(of, scope)
                 return base.get(key) if type(base) is dict else MISSING
             case ast.Call(args=[of]):
-                base = self._resolved(of)
+                base = self._resolved(of, scope)
                 return (
                     len(base)
                     if has_items(base) or type(base) in (set, frozenset, bytes)
@@ -303,14 +316,16 @@ class _Places:
         given = [_place(argument, text.names) for argument in node.args]
         named = {k.arg: _place(k.value, text.names) for k in node.keywords if k.arg}
         place = _place(node.func, text.names)
-        root = root_name(node.func)
+        root = _root(node.func)
         inner = text.scope is not self.scope and root and root not in text.names
-        value = self._value(place) if place else text.scope.resolve(node.func) if inner else None
+        value = self._value(place) if place else None
+        if inner and not place:
+            value = self._resolved(node.func, text.scope)
         if value is len and given and given[0]:
             called = _method(self._value(given[0]), "__len__")
             return self._enter(f"len({given[0]})", called, given, {})
         if place is None:  # what else is around that function is read where it is
-            return self._enter(dotted(node.func) if root else "", value, given, named)
+            return self._enter(ast.unparse(node.func) if root else "", value, given, named)
         owner, _, name = place.rpartition(".")
         first = self._value(owner) if owner and name.isidentifier() else MISSING
         bound = [] if first is MISSING or isinstance(first, types.ModuleType | type) else [owner]
@@ -379,6 +394,13 @@ def _place(node: ast.AST, names: Mapping[str, str]) -> str | None:
     of, text = _step(node)
     place = of and _place(of, names)
     return place and text.replace("{}", place, 1)
+
+
+def _root(node: ast.AST) -> str:
+    """The name that a place starts from; "" of what is no place."""
+    while (of := _base(node)) is not None:
+        node = of
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _base(node: ast.AST) -> ast.expr | None:

@@ -543,10 +543,10 @@ def test_loops_read_objects_that_the_host_part_names(held) -> None:
 )
 def test_loops_call_methods_of_objects_that_the_host_part_names(held, name) -> None:
     """A graph does not have those: it ended in an AttributeError of what stands for the loop."""
-    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    kernel, x = held.kernel, torch.tensor([1.0, 2.0], requires_grad=True)
 
     def call(x):
-        return held.kernel(held, x) * 2.0
+        return kernel(held, x) * 2.0
 
     found, expected = torch.compile(call, backend="aot_eager")(x), call(x)
     torch.testing.assert_close(found, expected)

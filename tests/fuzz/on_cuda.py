@@ -48,8 +48,8 @@ LOGGED = 30.0  # seconds from one table of a log to the next
 class Form(NamedTuple):
     """Programs of one form, of which ``make fuzz`` draws a part of the number that it is given (of
     "queues" and "staged" none). Those for the CPU alone set what CUDA does not read, run what they
-    compile on an emulated grid, compile for a GPU themselves, compare sizes, or have views of one
-    tensor under transforms, which would be copies on the device."""
+    compile on an emulated grid, compile for a GPU themselves, compare sizes, keep tensors around
+    kernels, or have views of one tensor under transforms, which would be copies on the device."""
 
     check: Callable[[Random], Any]
     part: float = 1.0

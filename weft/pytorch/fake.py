@@ -247,20 +247,10 @@ def _known(spec: Spec) -> Spec:
     like = taken_apart(spec.value, (), found) if isinstance(spec, ConstSpec) else None
     if like is None or not any(isinstance(v, SYMBOLS) for v in found):
         return spec
-    return ConstSpec(put_together(like, iter([_number(v) for v in found])))
+    from torch.fx.experimental.symbolic_shapes import guard_scalar  # which made the symbols
 
-
-def _number(value: Any) -> Any:
-    """The number of a symbol, for which a graph is then made; another value as it is."""
-    match value:
-        case torch.SymInt():
-            return int(value)
-        case torch.SymFloat():
-            return float(value)
-        case torch.SymBool():
-            return bool(value)
-        case _:
-            return value
+    numbers = [guard_scalar(v) if isinstance(v, SYMBOLS) else v for v in found]
+    return ConstSpec(put_together(like, iter(numbers)))
 
 
 def without_data(implementation: Callable[..., Any], kernel: KernelLike) -> Callable[..., Any]:

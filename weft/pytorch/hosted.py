@@ -535,7 +535,7 @@ class LoopOperators(Operators):
     """The operators of one device loop. ``given``: for each argument "r" where they return it."""
 
     def __init__(self, kernel: LoopKernel) -> None:
-        # It has what an operator asks of a kernel, and is not called.
+        # It has what an operator asks of a kernel.
         super().__init__(cast(KernelLike, kernel), kernel.namespace, kernel.__name__)
         self.stem, self.draws = self.name, False  # the key of random numbers is an argument
         self.own, self.copies = kernel.own, bool(kernel.copied)

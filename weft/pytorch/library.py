@@ -327,7 +327,7 @@ class MemberOperators(Operators):
 
     def __init__(self, of: Operators, likes: tuple[Like, ...]) -> None:
         kernel = MemberKernel(of.kernel, likes)
-        # It has what an operator asks of a kernel, and is not called.
+        # It has what an operator asks of a kernel.
         super().__init__(cast(KernelLike, kernel), of.namespace, of.name)
         self.draws, self.own, self.copies = of.draws, of.own, of.copies
         self.letters = "".join(of.letters[k] for k in kernel.origins)
